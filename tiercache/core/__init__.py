@@ -1,0 +1,1 @@
+"""Every decision of one node. No I/O, no clock, no threads, no randomness, no waiting."""

@@ -1,0 +1,98 @@
+"""Whether the books add up. Walks everything: for tests, simulation and debugging."""
+
+from collections import Counter
+
+from tiercache.core.books import Books
+from tiercache.core.catalog import Item, Status
+from tiercache.state import Extent
+
+
+def audit(books: Books, in_jobs: Counter[Item]) -> None:
+    """Raise AssertionError, saying what is wrong, if the books of a node do not add up.
+
+    `in_jobs` counts how many running jobs use each item.
+    """
+    items = list(books.catalog) + list(books.doomed)
+    _audit_space(books, items)
+    _audit_users(books, items, in_jobs)
+    _audit_masks(books)
+    _audit_log(books)
+
+
+def _audit_space(books: Books, items: list[Item]) -> None:
+    """Every byte of the arena is free or taken by exactly one item."""
+    taken = [e for item in items for e in (item.host, item.target) if e is not None]
+    runs = sorted([*taken, *books.space.free_runs()])
+    end = Extent(0, 0, 0)
+    total = 0
+    for run in runs:
+        same = run.segment == end.segment
+        assert run.offset >= (end.offset + end.size if same else 0), f"{run} overlaps {end}"
+        total += run.size
+        end = run
+    assert total == books.space.capacity, f"{total} of {books.space.capacity} bytes accounted for"
+    free = sum(run.size for run in books.space.free_runs())
+    assert free == books.space.free_bytes, "free bytes"
+
+
+def _audit_users(books: Books, items: list[Item], in_jobs: Counter[Item]) -> None:
+    """An item's users are its leases, its reservation and its jobs; only unused ones can be dropped."""
+    users = Counter(in_jobs)
+    for _, lease in books.leases.all():
+        users.update(lease.items)
+    for session in [*books.sessions.values(), *books.abandoned.values()]:
+        users.update(session.reserved.values())
+    for item in items:
+        assert item.users == users[item], f"{item.key}: {item.users} users, {users[item]} known"
+        droppable = item.status is Status.SEALED and item.host is not None and item.users == 0
+        assert (item in books.eviction) == droppable, f"{item.key}: droppable {droppable}"
+        assert item.nbytes > 0
+    assert len(books.eviction) == sum(item in books.eviction for item in items), "stray victims"
+    assert set(users) <= set(items), "a user of an item that is gone"
+    known = {number for number, _ in books.leases.all()}
+    assert known <= books.sessions.keys() | books.abandoned.keys(), "a lease without an owner"
+
+
+def _audit_masks(books: Books) -> None:
+    """Masks, sums and lists say what the items say."""
+    for shelf in books.catalog.shelves.values():
+        objects = 0
+        sums = {"host": 0, "nvme": 0}
+        for digest, entry in shelf.entries.items():
+            assert entry.digest == digest
+            assert entry.items or entry.tails, "an empty entry stayed"
+            masks = {"host": 0, "nvme": 0}
+            for bit, item in entry.items.items():
+                assert item.slot.bit == bit
+                assert books.catalog.items[item.id] is item
+                objects += 1
+                for tier, extent in (("host", item.host), ("nvme", item.nvme)):
+                    if item.status is Status.SEALED and extent is not None:
+                        masks[tier] |= 1 << bit
+                        sums[tier] += item.nbytes
+                if item.status is Status.SEALED:
+                    assert item.host or item.nvme or item.target, f"{item.key} is nowhere"
+            assert entry.host == masks["host"], "host mask"
+            assert entry.nvme == masks["nvme"], "nvme mask"
+            assert entry.held == entry.host | entry.nvme, "held mask"
+            for tail in entry.tails:
+                assert shelf.entries[tail.digest].base == digest, "a tail that is not there"
+        assert objects == shelf.objects, "object count"
+        assert sums == shelf.bytes, f"bytes {shelf.bytes}, really {sums}"
+
+
+def _audit_log(books: Books) -> None:
+    """Each segment knows what lives in it, and its objects lie side by side."""
+    log = books.log
+    assert sum(segment.size for segment in log.segments.values()) == log.segments_bytes
+    in_segments = {item for segment in log.segments.values() for item in segment.items}
+    on_nvme = {item for item in books.catalog if item.nvme is not None}
+    assert in_segments == on_nvme, "the log and the catalog disagree"
+    for segment in log.segments.values():
+        end = 0
+        for extent in sorted(item.nvme for item in segment.items if item.nvme is not None):
+            assert extent.segment == segment.number
+            assert extent.offset >= end, f"{extent} overlaps"
+            end = extent.offset + extent.size
+        assert end <= segment.size, f"segment {segment.number} overflows"
+        assert segment.jobs >= 0

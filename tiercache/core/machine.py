@@ -1,0 +1,336 @@
+"""The core of one node: events in, commands out. The only door to its state."""
+
+from collections import Counter
+
+from tiercache.core import events as ev
+from tiercache.core.audit import audit
+from tiercache.core.books import Books, Session
+from tiercache.core.catalog import Shelf, Status
+from tiercache.core.commands import Accepted, Command, Refused
+from tiercache.core.counters import NAMES
+from tiercache.core.limits import Limits
+from tiercache.core.operation import Operation
+from tiercache.core.planning import Planning
+from tiercache.core.saving import Saving
+from tiercache.core.writeback import WriteBack
+from tiercache.state import Extent, Key, Label, Layout, Record
+from tiercache.state.canonical import DIGEST_BYTES
+
+COUNTERS = NAMES
+
+
+class Machine:
+    """Decides everything that one node does. `handle` is the only way to change it.
+
+    `now` is monotonic seconds and never goes back; `wall` is wall-clock seconds for records, read by
+    people only. Hostile values are answered with `Refused`; an outcome of a job that was never given
+    is a bug of the caller and raises.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._books = Books(limits)
+        self._writeback = WriteBack(self._books)
+        self._planning = Planning(self._books, self._writeback)
+        self._saving = Saving(self._books, self._writeback)
+        self._operation = Operation(self._books, self._writeback, self._planning)
+        self._now = 0.0
+        self._wall = 0.0
+        self._cleared: list[str] = []  # Cleared while the disk was still being scanned.
+        self._scanning = False
+
+    @property
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Monotonic counts by name and label."""
+        return self._books.counters.values
+
+    def handle(self, event: ev.Event, now: float, wall: float = 0.0) -> list[Command]:
+        """Take in one event and return what is to be done, in order."""
+        self._now = max(self._now, now)
+        self._wall = wall
+        self._dispatch(event, now)
+        self._writeback.pump(now)
+        out, self._books.out = self._books.out, []
+        return out
+
+    def wakeup(self) -> float | None:
+        """Return when a `Tick` is due; None when nothing waits for time to pass."""
+        due = (self._planning.wakeup(), self._saving.wakeup(), self._writeback.wakeup())
+        return min((time for time in due if time is not None), default=None)
+
+    def _dispatch(self, event: ev.Event, now: float) -> None:
+        match event:
+            case ev.Attached():
+                self._attach(event)
+            case ev.Closed():
+                self._close(event)
+            case ev.Gone(session):
+                self._free(self._books.abandoned.pop(session, None))
+            case ev.PlanAsked() | ev.LoadAsked() | ev.ReserveAsked() | ev.FetchAsked():
+                self._serve(event, now)
+            case ev.FlushAsked() | ev.Committed() | ev.Cancelled() | ev.Released():
+                self._take(event, now)
+            case ev.Tick():
+                self._planning.tick(now)
+                self._saving.settled(set(), now)
+            case ev.NvmeOpened(segments, namespaces):
+                self._open_nvme(segments, namespaces)
+            case ev.Found(objects):
+                self._find(objects)
+            case ev.ScanEnded():
+                self._scanning = False
+                self._cleared.clear()
+                self._books.log.scanned()
+                self._writeback.trim()
+            case ev.TierFailed(fault):
+                self._books.counters.add("nvme_faults", fault.value)
+            case ev.Sealed() | ev.Stored() | ev.Filled() | ev.Checked() | ev.Wiped():
+                self._complete(event, now)
+            case _:
+                self._operate(event)
+
+    # --- sessions
+
+    def _attach(self, event: ev.Attached) -> None:
+        books = self._books
+        problem = self._why_not_attach(event)
+        shelf = None if problem else books.open_shelf(event.namespace, event.layout)
+        if shelf is None:
+            text = problem or f"the node serves {self.limits.namespaces_max} namespaces already"
+            books.reply(event.session, event.call, Refused("refused", text))
+            return
+        session = Session(event.session, shelf, event.namespace, event.layout)
+        session.ranks, session.rank = event.ranks, event.rank
+        session.write, session.writer = event.write, event.writer
+        books.sessions[event.session] = session
+        books.reply(event.session, event.call, Accepted())
+
+    def _why_not_attach(self, event: ev.Attached) -> str:
+        layout, namespace = event.layout, event.namespace
+        if event.session in self._books.sessions:
+            return "this session is attached already"
+        if namespace.layout != layout.fingerprint:
+            return (
+                f"the namespace names layout {namespace.layout[:12]}, but the layout sent is "
+                f"{layout.fingerprint[:12]}: some dtype, shape, axis or block size differs"
+            )
+        if not 0 <= event.rank < event.ranks:
+            return f"rank {event.rank} is not one of {event.ranks}"
+        for part in layout.parts:
+            if part.units % event.ranks and event.ranks % part.units:
+                return f"part {part.name!r} has {part.units} units: {event.ranks} ranks cannot split it"
+        return ""
+
+    def _close(self, event: ev.Closed) -> None:
+        session = self._books.sessions.pop(event.session, None)
+        if session is None:
+            return
+        self._planning.close(session)
+        self._saving.close(session)
+        if event.acknowledged:
+            self._free(session)
+        else:
+            # Its process may still read or write: extents stay until it is gone for certain.
+            self._books.abandoned[event.session] = session
+
+    def _free(self, session: Session | None) -> None:
+        if session is None:
+            return
+        for item in reversed(self._books.leases.end_session(session.number)):
+            self._books.let_go(item)
+        self._saving.cancel(session, list(session.reserved))
+
+    # --- requests
+
+    def _serve(
+        self, event: ev.PlanAsked | ev.LoadAsked | ev.ReserveAsked | ev.FetchAsked, now: float
+    ) -> None:
+        books = self._books
+        session = books.sessions.get(event.session)
+        if session is None:
+            books.reply(event.session, event.call, Refused("refused", "attach first"))
+            return
+        problem = self._why_invalid(session, event)
+        shelf = None if problem else books.shelf_of(session, event.lora, event.salt)
+        if shelf is None:
+            kind = "invalid" if problem else "refused"
+            text = problem or "too many namespaces"
+            books.reply(event.session, event.call, Refused(kind, text))
+            return
+        match event:
+            case ev.PlanAsked():
+                self._planning.plan(session, shelf, event, now)
+            case ev.LoadAsked():
+                self._planning.load(session, shelf, event, now)
+            case ev.ReserveAsked():
+                self._saving.reserve(session, shelf, event)
+            case ev.FetchAsked():
+                self._planning.fetch(session, shelf, event, now)
+
+    def _why_invalid(
+        self, session: Session, event: ev.PlanAsked | ev.LoadAsked | ev.ReserveAsked | ev.FetchAsked
+    ) -> str:
+        limits = self.limits
+        if not 0 < len(event.request) <= limits.request_bytes_max:
+            return f"a request id has 1..{limits.request_bytes_max} characters"
+        match event:
+            case ev.PlanAsked():
+                return _why_invalid_plan(session.layout, event, limits)
+            case ev.ReserveAsked():
+                if len(event.offers) > limits.batch_max:
+                    return f"more than {limits.batch_max} offers"
+            case ev.FetchAsked():
+                if len(event.wanted) > limits.batch_max:
+                    return f"more than {limits.batch_max} objects"
+                if any(not 0 <= w.part < len(session.layout.parts) for w in event.wanted):
+                    return "there is no such part"
+            case _:
+                pass
+        if self._books.leases.held(session.number) > limits.leases_per_session_max:
+            return "the session leases too much: release something"
+        return ""
+
+    def _take(
+        self, event: ev.FlushAsked | ev.Committed | ev.Cancelled | ev.Released, now: float
+    ) -> None:
+        session = self._books.sessions.get(event.session)
+        if session is None:
+            if isinstance(event, ev.FlushAsked):
+                self._books.reply(event.session, event.call, Refused("refused", "attach first"))
+            return
+        match event:
+            case ev.FlushAsked():
+                self._saving.flush(session, event, now)
+            case ev.Committed(tickets=tickets):
+                self._saving.commit(session, tickets)
+            case ev.Cancelled(tickets=tickets):
+                self._saving.cancel(session, tickets)
+            case ev.Released(requests=requests):
+                for request in requests:
+                    self._books.release(session.number, request)
+                    self._planning.release(session, request)
+
+    def _operate(self, event: ev.Event) -> None:
+        match event:
+            case ev.StatsAsked():
+                self._operation.stats(event, self.gauges())
+            case ev.ListAsked():
+                self._operation.page(event)
+            case ev.EvictAsked():
+                self._operation.evict(event)
+            case ev.ClearAsked():
+                if self._scanning:
+                    self._cleared.append(event.namespace)
+                self._operation.clear(event)
+            case ev.VerifyAsked():
+                self._operation.verify(event)
+            case _:
+                raise AssertionError(f"no answer to {type(event).__name__}")
+
+    # --- outcomes
+
+    def _complete(
+        self, event: ev.Sealed | ev.Stored | ev.Filled | ev.Checked | ev.Wiped, now: float
+    ) -> None:
+        match event:
+            case ev.Sealed(job, checksums):
+                self._saving.sealed(job, checksums, now, self._wall)
+            case ev.Stored(job, faults):
+                self._saving.settled(set(self._writeback.stored(job, faults, now)), now)
+            case ev.Filled(job, faults):
+                self._planning.arrived(self._writeback.filled(job, faults), now)
+            case ev.Checked(job, faults):
+                self._operation.checked(job, faults)
+            case ev.Wiped(job, fault):
+                self._operation.wiped(job, fault)
+
+    # --- the disk's start
+
+    def _open_nvme(self, segments: dict[int, int], namespaces: list[tuple[Label, Layout]]) -> None:
+        self._scanning = True
+        self._books.log.adopt(segments)
+        shelves = self._books.catalog.shelves
+        for label, layout in namespaces:
+            shelf = shelves.setdefault(label.digest, Shelf(label.digest, label, layout))
+            shelf.remembered = True
+
+    def _find(self, objects: list[tuple[Record, Extent]]) -> None:
+        """Take in objects of an earlier start, unless they were cleared or stored anew meanwhile."""
+        books = self._books
+        stale: list[Key] = []
+        for record, extent in objects:
+            key = record.key
+            shelf = books.catalog.shelves.get(key.namespace)
+            if shelf is None:
+                shelf = books.catalog.shelves[key.namespace] = Shelf(key.namespace, None, None)
+            slot = shelf.slot(key.part, key.shard, key.codec)
+            present = books.catalog.find(shelf, slot, key.digest)
+            if present is not None:
+                if present.nvme is None and not present.queued:
+                    stale.append(key)  # Saved anew, not stored yet: only that one counts.
+                continue
+            if extent.segment not in books.log.segments or self._was_cleared(key):
+                stale.append(key)
+                continue
+            where = ev.Tail(record.end, key.digest, record.base)
+            item = books.catalog.create(shelf, slot, where, (record.start, record.end))
+            item.nbytes, item.checksum = record.nbytes, record.checksum
+            item.writer, item.sealed_at = record.writer, record.sealed_at
+            item.parent, item.requantised = record.parent, record.requantised
+            item.nvme = extent
+            item.status = Status.SEALED
+            books.log.keep(item)
+            books.catalog.update(item)
+        if stale:
+            books.forget(stale)
+
+    def _was_cleared(self, key: Key) -> bool:
+        return any(key.namespace.hex().startswith(start) for start in self._cleared)
+
+    # --- figures
+
+    def gauges(self) -> dict[str, dict[str, float]]:
+        """Return what is the case now, by name and label."""
+        books = self._books
+        shelves = books.catalog.shelves.values()
+        in_use = {"host": books.space.capacity - books.space.free_bytes}
+        in_use["nvme"] = sum(shelf.bytes["nvme"] for shelf in shelves)
+        overdue = books.leases.overdue(self._now - self.limits.lease_s_max)
+        return {
+            "bytes": dict(in_use.items()),
+            "capacity_bytes": {"host": books.space.capacity, "nvme": books.log.capacity},
+            "objects": books.catalog.objects(),
+            "free_largest_bytes": {"host": books.space.largest_free()},
+            "leases": {"": books.leases.count},
+            "leases_overdue": {"": overdue},
+            "quarantined_bytes": {"": books.quarantined_bytes()},
+            "sessions": {"": len(books.sessions)},
+            "reservations": {"": sum(len(s.reserved) for s in books.sessions.values())},
+            "writeback_queue": {"": len(self._writeback)},
+            "nvme_paused": {"": float(self._writeback.paused_until is not None)},
+            "namespaces": {"": len(shelves)},
+            "waiting": {"": len(self._planning)},
+            "sights": {"": len(books.sights)},
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not add up."""
+        parts = (self._writeback, self._saving, self._operation)
+        audit(self._books, Counter(item for part in parts for item in part.in_jobs()))
+
+
+def _why_invalid_plan(layout: Layout, event: ev.PlanAsked, limits: Limits) -> str:
+    step = layout.block_tokens
+    if len(event.digests) > limits.batch_max or len(event.tails) > limits.batch_max:
+        return f"more than {limits.batch_max} digests"
+    if event.tokens < 1 or len(event.digests) != event.tokens // step:
+        return f"{len(event.digests)} digests do not chain {event.tokens} tokens by {step}"
+    if any(len(digest) != DIGEST_BYTES for digest in event.digests):
+        return f"a digest has {DIGEST_BYTES} bytes"
+    if not 0 <= event.limit <= event.tokens:
+        return f"limit {event.limit} lies outside the prompt"
+    if not event.codecs or any(not codec.isidentifier() for codec in event.codecs):
+        return "codecs must be named"
+    if any(not 0 < tail.tokens <= event.tokens or tail.tokens % step == 0 for tail in event.tails):
+        return "a tail lies inside a block of the prompt"
+    return ""

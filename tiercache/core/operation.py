@@ -1,0 +1,255 @@
+"""What operators ask for: lists, eviction, clearing, verification, figures."""
+
+from collections.abc import Iterator
+
+from tiercache.core.books import Books
+from tiercache.core.catalog import Item, Shelf, Status
+from tiercache.core.commands import Check, Evicted, Row, Rows, Stats, Verified, Wipe
+from tiercache.core.events import ClearAsked, EvictAsked, ListAsked, StatsAsked, VerifyAsked
+from tiercache.core.planning import Planning
+from tiercache.core.writeback import WriteBack
+from tiercache.errors import Fault
+from tiercache.state import Extent, Key, Record
+from tiercache.state.keys import KEY_NAMESPACE_CHARS
+
+
+class Selector:
+    """Matches objects by the start of their key's text, without writing out every key."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._whole_namespace = "/" not in prefix
+        self._of_shelf: dict[Shelf, bool] = {}
+
+    def matches(self, item: Item) -> bool:
+        """Return whether the object is selected."""
+        shelf = item.entry.shelf
+        found = self._of_shelf.get(shelf)
+        if found is None:
+            name = shelf.digest.hex()[:KEY_NAMESPACE_CHARS]
+            start = self._prefix.partition("/")[0]
+            found = name.startswith(start) if self._whole_namespace else name == start
+            self._of_shelf[shelf] = found
+        return found and (self._whole_namespace or str(item.key).startswith(self._prefix))
+
+
+class Checking:
+    """A verification that waits for its outcomes."""
+
+    __slots__ = ("asked", "copies", "cursor")
+
+    def __init__(
+        self, asked: VerifyAsked, copies: list[tuple[Item, str, Extent]], cursor: int
+    ) -> None:
+        self.asked = asked
+        self.copies = copies
+        self.cursor = cursor
+
+
+class Operation:
+    """Answers the operator's questions. None of them waits for a client."""
+
+    def __init__(self, books: Books, writeback: WriteBack, planning: Planning) -> None:
+        self._books = books
+        self._writeback = writeback
+        self._planning = planning
+        self._checks: dict[int, Checking] = {}
+        self._wipes: dict[int, tuple[ClearAsked, Evicted]] = {}
+
+    def in_jobs(self) -> Iterator[Item]:
+        """Yield each item once for every running job that uses it."""
+        for check in self._checks.values():
+            for item, _, _ in check.copies:
+                yield item
+
+    # --- list
+
+    def page(self, asked: ListAsked) -> None:
+        """Answer with one page of objects."""
+        rows: list[Row] = []
+        cursor = 0
+        limits = self._books.limits
+        selector = Selector(asked.prefix)
+        for seen, item in enumerate(self._after(asked.cursor)):
+            if len(rows) == min(asked.count, limits.list_rows_max) or seen == limits.list_scan_max:
+                break
+            if selector.matches(item):
+                rows.append(self._row(item))
+            cursor = item.id
+        else:
+            cursor = 0
+        self._books.reply(asked.session, asked.call, Rows(rows, cursor))
+
+    def _after(self, cursor: int) -> Iterator[Item]:
+        return (item for item in list(self._books.catalog) if item.id > cursor)
+
+    def _row(self, item: Item) -> Row:
+        shelf, entry = item.entry.shelf, item.entry
+        layout = shelf.layout
+        return Row(
+            id=item.id,
+            key=str(item.key),
+            record=item.record,
+            kind=layout.part(item.slot.part).kind.value if layout is not None else "",
+            label=shelf.label,
+            layout=layout.fingerprint if layout is not None else "",
+            host=item.host,
+            nvme=item.nvme,
+            status=item.status.name.lower(),
+            leases=item.users,
+            sights=self._books.sights.count(shelf.digest, entry.digest),
+        )
+
+    # --- evict, clear
+
+    def evict(self, asked: EvictAsked) -> None:
+        """Drop what matches and nobody uses, the least recently used first in the host tier."""
+        books = self._books
+        objects = nbytes = busy = 0
+        for item in self._matching(asked.prefix):
+            if asked.nbytes and nbytes >= asked.nbytes:
+                break
+            if item.users or item.status is not Status.SEALED or item.queued:
+                busy += 1
+                continue
+            freed = 0
+            if asked.tier in {"", "host"} and item.host is not None:
+                freed += item.nbytes
+                books.counters.add("evictions", "host")
+                books.counters.add("evicted_bytes", "host", item.nbytes)
+                if asked.tier == "" and item.nvme is not None:
+                    freed += item.nbytes
+                    books.counters.add("evictions", "nvme")
+                    books.counters.add("evicted_bytes", "nvme", item.nbytes)
+                    books.discard(item)
+                else:
+                    books.drop_host(item)
+            elif asked.tier in {"", "nvme"} and item.nvme is not None:
+                freed += item.nbytes
+                books.counters.add("evictions", "nvme")
+                books.counters.add("evicted_bytes", "nvme", item.nbytes)
+                self._writeback.drop(item)
+            if freed:
+                objects += 1
+                nbytes += freed
+        books.reply(asked.session, asked.call, Evicted(objects, nbytes, busy))
+
+    def _matching(self, prefix: str) -> list[Item]:
+        idle = list(self._books.eviction)
+        rest = [item for item in self._books.catalog if item not in self._books.eviction]
+        selector = Selector(prefix)
+        return [item for item in idle + rest if selector.matches(item)]
+
+    def clear(self, asked: ClearAsked) -> None:
+        """Make everything of the matching namespaces unfindable at once, in every tier.
+
+        What is leased or in flight is freed when its users let go; nothing finds it meanwhile.
+        """
+        books = self._books
+        objects = nbytes = busy = 0
+        keys: list[Key] = []
+        for shelf in list(books.catalog.shelves.values()):
+            if not shelf.digest.hex().startswith(asked.namespace):
+                continue
+            self._planning.forget(shelf)
+            books.sights.forget(shelf.digest)
+            for item in self._items_of(shelf):
+                objects += 1
+                nbytes += item.nbytes
+                busy += item.users > 0
+                if item.nvme is not None or item.queued:
+                    keys.append(item.key)
+                books.discard(item, forget=False)
+        answer = Evicted(objects, nbytes, busy)
+        if not books.limits.nvme_bytes:
+            books.reply(asked.session, asked.call, answer)
+            return
+        job = books.next_job()
+        self._wipes[job] = (asked, answer)
+        books.out.append(Wipe(job, keys))
+
+    def wiped(self, job: int, fault: Fault | None) -> None:
+        """Only now is it true that what was cleared will not come back."""
+        asked, answer = self._wipes.pop(job)
+        if fault is not None:
+            self._books.counters.add("nvme_faults", fault.value)
+            answer = Evicted(answer.objects, answer.nbytes, answer.busy, failed="nvme")
+        self._books.reply(asked.session, asked.call, answer)
+
+    def _items_of(self, shelf: Shelf) -> list[Item]:
+        return [item for entry in list(shelf.entries.values()) for item in entry.items.values()]
+
+    # --- verify
+
+    def verify(self, asked: VerifyAsked) -> None:
+        """Have one page of objects read back from wherever they are."""
+        books = self._books
+        copies: list[tuple[Item, str, Extent]] = []
+        cursor, seen = 0, 0
+        limit = max(1, min(asked.count, books.limits.list_rows_max))
+        for item in self._after(asked.cursor):
+            if seen == limit:
+                break
+            seen += 1
+            cursor = item.id
+            if item.status is not Status.SEALED:
+                continue
+            for tier, extent in (("host", item.host), ("nvme", item.nvme)):
+                if extent is not None:
+                    copies.append((item, tier, extent))
+        else:
+            cursor = 0
+        if not copies:
+            books.reply(asked.session, asked.call, Verified(0, 0, [], cursor))
+            return
+        job = books.next_job()
+        objects: list[tuple[Record, str, Extent]] = []
+        for item, tier, extent in copies:
+            books.use(item)
+            if tier == "nvme":
+                books.log.started(extent)
+            objects.append((item.record, tier, extent))
+        self._checks[job] = Checking(asked, copies, cursor)
+        books.out.append(Check(job, objects))
+
+    def checked(self, job: int, faults: list[Fault | None]) -> list[Item]:
+        """Take in the outcomes: a damaged copy is never offered again. Return the objects."""
+        books = self._books
+        check = self._checks.pop(job)
+        assert len(check.copies) == len(faults)
+        failed: list[tuple[str, str, str]] = []
+        nbytes = 0
+        for (item, tier, extent), fault in zip(check.copies, faults, strict=True):
+            nbytes += item.nbytes
+            if tier == "nvme":
+                books.log.finished(extent)
+            if fault is not None:
+                failed.append((str(item.key), tier, fault.value))
+                self._damaged(item, tier, extent, fault)
+            books.let_go(item)
+        asked = check.asked
+        books.reply(asked.session, asked.call, Verified(len(faults), nbytes, failed, check.cursor))
+        return [item for item, _, _ in check.copies]
+
+    def _damaged(self, item: Item, tier: str, extent: Extent, fault: Fault) -> None:
+        if item.status is not Status.SEALED:
+            return
+        if tier == "nvme" and item.nvme == extent:
+            self._writeback.damaged(item, fault)
+        elif tier == "host" and item.host == extent:
+            # A reader may hold it: it goes out of sight, and its bytes when the last one lets go.
+            self._books.counters.add("damaged", "host")
+            self._books.discard(item)
+
+    # --- figures
+
+    def stats(self, asked: StatsAsked, gauges: dict[str, dict[str, float]]) -> None:
+        """Answer with counters, gauges and one line per namespace."""
+        books = self._books
+        namespaces = [
+            (shelf.label, {"objects": shelf.objects, **shelf.bytes})
+            for shelf in books.catalog.shelves.values()
+            if shelf.label is not None
+        ]
+        counters = {name: dict(labels) for name, labels in books.counters.values.items()}
+        books.reply(asked.session, asked.call, Stats(counters, gauges, namespaces))

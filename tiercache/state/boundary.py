@@ -1,0 +1,67 @@
+"""Where a sequence can be resumed. Nothing else decides what a hit is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiercache.state.layout import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """An exact token count and the chain digest there."""
+
+    tokens: int
+    digest: bytes
+
+
+def resolve(parts: Sequence[Part], positions: Sequence[int], held: Sequence[Sequence[bool]]) -> int:
+    """Return the index of the deepest position that can be resumed, or -1.
+
+    `positions` are token counts, ascending; every block edge of every part up to the last one must be
+    among them. `held[part][position]` says whether the object of that part *ending* at that position
+    is complete for every shard: a whole block at a block edge, a partial block elsewhere, a snapshot
+    anywhere.
+
+    A position can be resumed when each part holds its window there: a snapshot at the position itself;
+    otherwise its last `window` whole blocks (all when None) and, inside a block, the partial block.
+    """
+    depth = len(positions)
+    for part, flags in zip(parts, held, strict=True):
+        if part.window is None:
+            depth = _first_gap(part, positions, flags, depth)
+    for position in range(depth - 1, -1, -1):
+        if all(
+            _is_whole(part, positions, flags, position)
+            for part, flags in zip(parts, held, strict=True)
+        ):
+            return position
+    return -1
+
+
+def _first_gap(part: Part, positions: Sequence[int], flags: Sequence[bool], depth: int) -> int:
+    """Return the first position at which a whole block is missing: nothing from there on can be
+    resumed by a part that needs all its blocks."""
+    block = part.block_tokens
+    for position in range(depth):
+        if not flags[position] and positions[position] % block == 0:
+            return position
+    return depth
+
+
+def _is_whole(part: Part, positions: Sequence[int], flags: Sequence[bool], position: int) -> bool:
+    """Return whether the part holds its window before this position (no gap before it if it needs all)."""
+    if part.is_snapshot:
+        return flags[position]
+    tokens, block = positions[position], part.block_tokens
+    if tokens % block and not flags[position]:
+        return False
+    if part.window is None:
+        return True
+    missing = min(tokens // block, part.window)
+    while missing:
+        if positions[position] % block == 0:
+            if not flags[position]:
+                return False
+            missing -= 1
+        position -= 1
+    return True
