@@ -24,14 +24,16 @@ class Leases:
         self.count = 0  # Leased objects, over all sessions and requests.
 
     def take(self, session: int, request: str, items: Iterable[Item], now: float) -> list[Item]:
-        """Add objects to a lease; return those that it did not have."""
-        requests = self._of.setdefault(session, {})
+        """Add objects to a lease; return those that it did not have. Nothing to lease leaves no trace."""
+        requests = self._of.get(session, {})
         lease = requests.get(request)
-        if lease is None:
-            lease = requests[request] = Lease(now)
-        held = lease.items
+        held = lease.items if lease is not None else {}
         new = [item for item in dict.fromkeys(items) if item not in held]
-        held.update(dict.fromkeys(new))
+        if not new:
+            return new
+        if lease is None:
+            lease = self._of.setdefault(session, {})[request] = Lease(now)
+        lease.items.update(dict.fromkeys(new))
         self.count += len(new)
         self._held[session] = self._held.get(session, 0) + len(new)
         return new

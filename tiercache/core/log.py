@@ -38,11 +38,12 @@ class Log:
         self.segments_bytes = 0
         self._open: Segment | None = None
         self._next = 1
+        self._adopted = False  # Before, numbers of segments that exist are not known.
         self._scanning = False
 
     def adopt(self, sizes: dict[int, int]) -> None:
         """Take over the segments of an earlier start; they are full as far as writing goes."""
-        self._scanning = True
+        self._adopted = self._scanning = True
         for number, size in sorted(sizes.items()):
             self.segments[number] = Segment(number, size, used=size)
             self.segments_bytes += size
@@ -57,10 +58,13 @@ class Log:
         return -(-nbytes // self._alignment) * self._alignment
 
     def place(self, nbytes: int) -> Extent | None:
-        """Return room for an object at the end of the log; None when a segment must be dropped first.
+        """Return room for an object at the end of the log; None when a segment must be dropped first,
+        or earlier segments were not adopted yet.
 
         The segment counts one more running job, until `finished`.
         """
+        if not self._adopted:
+            return None
         size = self.rounded(nbytes)
         segment = self._open
         if segment is None or segment.used + size > segment.size:

@@ -5,9 +5,15 @@ with their neighbours when they are freed, so space freed by small objects serve
 cost of a call does not grow with the number of objects.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from tiercache.state import Extent
+
+_Run: TypeAlias = tuple[int, int]
+_Runs: TypeAlias = OrderedDict[_Run, None]
+"""Runs of one size. Ordered: the first one is found in O(1) whatever was removed before it."""
 
 _SUB_BITS = 3  # Eight bins for each power of two: a run is at most an eighth larger than its bin.
 
@@ -22,9 +28,9 @@ class Space:
         self.capacity = sum(segments)
         self.free_bytes = self.capacity
         self.object_bytes_max = max(segments, default=0)
-        self._size_at: dict[tuple[int, int], int] = {}  # First byte of a free run -> its size.
-        self._start_of: dict[tuple[int, int], int] = {}  # One past its last byte -> its first.
-        self._bins: dict[int, dict[tuple[int, int], None]] = {}
+        self._size_at: dict[_Run, int] = {}  # First byte of a free run -> its size.
+        self._start_of: dict[_Run, int] = {}  # One past its last byte -> its first.
+        self._bins: dict[int, dict[int, _Runs]] = {}  # Bin -> size -> runs.
         self._filled = 0  # Bit per bin: it holds a run.
         for segment, size in enumerate(segments):
             self._insert(segment, 0, size)
@@ -67,23 +73,25 @@ class Space:
         """Return the longest run that can be allocated now."""
         if not self._filled:
             return 0
-        top = self._bins[self._filled.bit_length() - 1]
-        return max(self._size_at[run] for run in top)
+        return max(self._bins[self._filled.bit_length() - 1])
 
     def free_runs(self) -> Iterator[Extent]:
         """Yield every free run, in no order."""
         for (segment, offset), size in self._size_at.items():
             yield Extent(segment, offset, size)
 
-    def _find(self, size: int) -> tuple[int, int] | None:
+    def _find(self, size: int) -> _Run | None:
         own = self._bin(size)
+        sizes = self._bins.get(own, {})
+        if size in sizes:
+            return next(iter(sizes[size]))
         above = self._filled >> (own + 1)
         if above:  # Any run of a higher bin is long enough: the lowest such bin wastes least.
             lowest = own + 1 + (above & -above).bit_length() - 1
-            return next(iter(self._bins[lowest]))
-        for run in self._bins.get(own, ()):
-            if self._size_at[run] >= size:
-                return run
+            return next(iter(next(iter(self._bins[lowest].values()))))
+        for found, runs in sizes.items():
+            if found >= size:
+                return next(iter(runs))
         return None
 
     def _bin(self, size: int) -> int:
@@ -97,7 +105,7 @@ class Space:
         self._size_at[run] = size
         self._start_of[segment, offset + size] = offset
         number = self._bin(size)
-        self._bins.setdefault(number, {})[run] = None
+        self._bins.setdefault(number, {}).setdefault(size, OrderedDict())[run] = None
         self._filled |= 1 << number
 
     def _remove(self, segment: int, offset: int) -> int:
@@ -105,8 +113,11 @@ class Space:
         size = self._size_at.pop(run)
         del self._start_of[segment, offset + size]
         number = self._bin(size)
-        runs = self._bins[number]
+        sizes = self._bins[number]
+        runs = sizes[size]
         del runs[run]
         if not runs:
-            self._filled &= ~(1 << number)
+            del sizes[size]
+            if not sizes:
+                self._filled &= ~(1 << number)
         return size

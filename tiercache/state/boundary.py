@@ -26,14 +26,19 @@ def resolve(parts: Sequence[Part], positions: Sequence[int], held: Sequence[Sequ
     otherwise its last `window` whole blocks (all when None) and, inside a block, the partial block.
     """
     depth = len(positions)
+    windows: list[Sequence[bool]] = []
     for part, flags in zip(parts, held, strict=True):
         if part.window is None:
             depth = _first_gap(part, positions, flags, depth)
+        elif not part.is_snapshot:
+            windows.append(_windows(part.window, part.block_tokens, positions, flags))
+    # Whatever the window, what ends at the position itself is part of it.
+    needed = [*held, *windows]
     for position in range(depth - 1, -1, -1):
-        if all(
-            _is_whole(part, positions, flags, position)
-            for part, flags in zip(parts, held, strict=True)
-        ):
+        for flags in needed:
+            if not flags[position]:
+                break
+        else:
             return position
     return -1
 
@@ -48,20 +53,14 @@ def _first_gap(part: Part, positions: Sequence[int], flags: Sequence[bool], dept
     return depth
 
 
-def _is_whole(part: Part, positions: Sequence[int], flags: Sequence[bool], position: int) -> bool:
-    """Return whether the part holds its window before this position (no gap before it if it needs all)."""
-    if part.is_snapshot:
-        return flags[position]
-    tokens, block = positions[position], part.block_tokens
-    if tokens % block and not flags[position]:
-        return False
-    if part.window is None:
-        return True
-    missing = min(tokens // block, part.window)
-    while missing:
-        if positions[position] % block == 0:
-            if not flags[position]:
-                return False
-            missing -= 1
-        position -= 1
-    return True
+def _windows(
+    window: int, block: int, positions: Sequence[int], flags: Sequence[bool]
+) -> list[bool]:
+    """Return for each position whether the last `window` whole blocks before it are held."""
+    found: list[bool] = []
+    unbroken = 0
+    for tokens, flag in zip(positions, flags, strict=True):
+        if tokens % block == 0:
+            unbroken = unbroken + 1 if flag else 0
+        found.append(unbroken >= min(window, tokens // block))
+    return found

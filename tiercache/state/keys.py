@@ -48,6 +48,8 @@ class Chain:
     ) -> None:
         if block_tokens < 1:
             raise ValueError("block_tokens must be at least 1")
+        if isinstance(tokens, bytes | bytearray | memoryview):
+            raise TypeError("tokens are numbers; an array would take bytes as packed ones")
         packed = array("I", tokens)  # Raises OverflowError for a token outside 0 .. 2**32 - 1.
         if packed.itemsize != 4:
             raise RuntimeError("this platform has no 32-bit unsigned array type")
@@ -77,13 +79,14 @@ class Chain:
         block, rest = divmod(tokens, self.block_tokens)
         if rest == 0:
             return self.digests[block]
-        return self._extend(b"tail", self.digests[block], tokens - rest, tokens)
+        return self._extend(b"tail%d:" % rest, self.digests[block], tokens - rest, tokens)
 
     def blocks(self) -> bytes:
         """Return the digests of all whole blocks, concatenated: what `plan` sends."""
         return b"".join(self.digests[1:])
 
     def _extend(self, what: bytes, previous: bytes, start: int, stop: int) -> bytes:
+        # `what` fixes how many tokens follow, so that extras never read as tokens.
         hasher = hashlib.sha256(previous)
         hasher.update(what)
         hasher.update(self._blob[4 * start : 4 * stop])

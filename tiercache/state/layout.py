@@ -76,7 +76,9 @@ class Tensor:
         if self.shard_axis is not None and not 0 <= self.shard_axis < len(self.shape):
             raise LayoutError(f"tensor {self.name!r}: no axis {self.shard_axis} to shard")
         if self.segments and (
-            self.shard_axis is None or sum(self.segments) != self.shape[self.shard_axis]
+            self.shard_axis is None
+            or sum(self.segments) != self.shape[self.shard_axis]
+            or min(self.segments) < 1
         ):
             raise LayoutError(
                 f"tensor {self.name!r}: segments {self.segments} do not fill the axis"
@@ -106,7 +108,8 @@ class Part:
     tensors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.isascii() or "/" in self.name:
+        plain = self.name.isascii() and self.name.isprintable()
+        if not self.name or not plain or "/" in self.name:
             raise LayoutError(f"part name {self.name!r} must be plain ASCII without '/'")
         if self.is_snapshot and self.window != 1:
             raise LayoutError(f"part {self.name!r}: a snapshot has window 1, not {self.window}")

@@ -1,0 +1,210 @@
+"""The demo: two engine processes share the state of real hybrid models through a node.
+
+Run it with `tiercache demo` or `python -m tiercache_transformers.demo`. It ends with 0 when every check
+holds, with 1 otherwise.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tiercache.testing.recall import MODELS, episode
+from tiercache_transformers.demo_engine import CHUNK_TOKENS, Answer, Open
+from tiercache_transformers.demo_processes import POLL_S, START_S, EngineProcess, NodeProcess
+
+PROMPT_TOKENS = 1500
+SHARED_TOKENS = 1100
+SIBLING_TOKENS = 400
+PAIRS = 32
+QUESTIONS = 9
+COUNT = 16
+
+_LAYERS = {"full_attention": "MLA", "linear_attention": "KDA"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case: what an engine answered, how much it should have reused, and the uninterrupted run
+    (None where only the reuse counts). `value`: the token that was asked for. `stored`: the state
+    cannot have come from host memory."""
+
+    case: str
+    answer: Answer
+    value: int
+    expected: int
+    reference: Answer | None = None
+    stored: bool = False
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether the greedy tokens are those of the uninterrupted run."""
+        return self.reference is None or self.answer.tokens == self.reference.tokens
+
+    @property
+    def same_logits(self) -> bool:
+        """Whether the logits are those of the uninterrupted run, bit for bit."""
+        return self.reference is None or self.answer.logits == self.reference.logits
+
+    @property
+    def holds(self) -> bool:
+        """Whether the case came out as it must."""
+        reused = self.answer.reused == self.expected
+        found = self.answer.waited or not self.stored
+        return reused and found and self.same_tokens and self.same_logits
+
+
+class Stage:
+    """One model, two engines and their node; its methods are the acts of the demo, in their order."""
+
+    def __init__(
+        self, model: str, node: NodeProcess, first: EngineProcess, second: EngineProcess
+    ) -> None:
+        self.model = model
+        self._node = node
+        self._first = first
+        self._second = second
+        task = episode(1, tokens=PROMPT_TOKENS, pairs=PAIRS)
+        other = episode(2, tokens=SIBLING_TOKENS, pairs=PAIRS)
+        self._prompt = task.asked(QUESTIONS)
+        self._value = task.answers[QUESTIONS - 1]
+        self._other = other.answers[QUESTIONS - 1]
+        self._sibling = self._prompt[:SHARED_TOKENS] + other.asked(QUESTIONS)
+
+    def share(self) -> Iterator[Row]:
+        """One engine fills the node, the other resumes; a sibling prompt resumes part of the way."""
+        for engine in (self._first, self._second):
+            engine.open(self._order("alone", socket=""))
+            engine.open(self._order("shared"))
+            self._alone(engine, self._sibling)  # No figure shall include a process's first calls.
+        cold = self._shared(self._first, self._prompt)
+        yield Row("A: cold", cold, self._value, 0, self._alone(self._first, self._prompt))
+        whole = self._alone(self._second, self._prompt)
+        again = self._shared(self._second, self._prompt)
+        yield Row("B: the same prompt", again, self._value, len(self._prompt) - 1, whole)
+        part = self._alone(self._second, self._sibling)
+        sibling = self._shared(self._second, self._sibling)
+        common = SHARED_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
+        yield Row(f"B: {SHARED_TOKENS:,} tokens in common", sibling, self._other, common, part)
+
+    def store(self) -> bool:
+        """Wait until what has earned it is on NVMe; return whether all of it is."""
+        done = [
+            engine.flush(self._order("shared").session) for engine in (self._first, self._second)
+        ]
+        return not any(one.waiting or one.lost or one.reason for one in done)
+
+    def survive(self) -> Iterator[Row]:
+        """The node was killed and started again, so that its memory is empty."""
+        until = time.monotonic() + START_S
+        while self._second.touch(self._order("shared").session) != "attached":
+            if time.monotonic() > until or not self._node.runs_for(POLL_S):
+                break
+        whole = self._alone(self._second, self._prompt)
+        again = self._shared(self._second, self._prompt)
+        yield Row(
+            "B: after kill -9, from NVMe",
+            again,
+            self._value,
+            len(self._prompt) - 1,
+            whole,
+            stored=True,
+        )
+
+    def differ(self) -> Iterator[Row]:
+        """The same prompt under another identity finds nothing."""
+        for case, order in (
+            ("B: another tokenizer", self._order("tokenizer", tokenizer="another")),
+            ("B: another dtype", self._order("dtype", dtype="bfloat16")),
+            ("B: other weights", self._order("weights", nudged=True)),
+            ("B: another tenant's salt", self._order("salt", salt="another tenant")),
+        ):
+            self._second.open(order)
+            yield Row(case, self._second.ask(order.session, self._prompt, COUNT), self._value, 0)
+
+    def _order(self, session: str, **changed: str | bool) -> Open:
+        """Return the order for a session of this model, as usual but for what is `changed`."""
+        usual = Open(f"{self.model}/{session}", self.model, str(self._node.socket))
+        return msgspec.structs.replace(usual, **changed)
+
+    def _alone(self, engine: EngineProcess, prompt: tuple[int, ...]) -> Answer:
+        return engine.ask(self._order("alone").session, prompt, COUNT)
+
+    def _shared(self, engine: EngineProcess, prompt: tuple[int, ...]) -> Answer:
+        return engine.ask(self._order("shared").session, prompt, COUNT)
+
+
+def run(console: Console, directory: Path) -> bool:
+    """Play the demo with all it writes under `directory`; return whether every check holds."""
+    with NodeProcess(directory) as node, EngineProcess() as first, EngineProcess() as second:
+        node.start()
+        console.print(
+            f"One node, and two engine processes: A ({first.pid}) and B ({second.pid}). A prompt of "
+            f"{PROMPT_TOKENS:,} tokens holds {PAIRS} keys with values; then some are asked for."
+        )
+        stages = [Stage(model, node, first, second) for model in MODELS]
+        rows = [list(stage.share()) for stage in stages]
+        done = [stage.store() for stage in stages]
+        console.print(
+            "B's visit was the prompt's second: that earned its state a place on NVMe (write-back is "
+            "not eager)." + ("" if all(done) else " [red]Not all of it got there.[/red]")
+        )
+        node.kill()
+        console.print(f"The node was killed with SIGKILL; it is back after {node.start():.1f} s.\n")
+        for stage, cases in zip(stages, rows, strict=True):
+            cases += [*stage.survive(), *stage.differ()]
+            console.print(table(stage.model, cases))
+    right = [row.answer.tokens[0] == row.value for cases in rows for row in cases]
+    console.print(f"The value asked for was the next token in {sum(right)} of {len(right)} runs.")
+    holds = all(done) and all(row.holds for cases in rows for row in cases)
+    console.print("[green]Every check holds.[/green]" if holds else "[red]A check failed.[/red]")
+    return holds
+
+
+def table(model: str, rows: list[Row]) -> Table:
+    """Return what happened, for people; times are milliseconds to the first token."""
+    layers = ", ".join(_LAYERS[kind] for kind in MODELS[model])
+    title = f"{model} ({layers})"
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("case", no_wrap=True)
+    for heading in ("reused", "computed", "TTFT ms", "uncached"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("output")
+    for row in rows:
+        shown.add_row(
+            row.case,
+            f"{row.answer.reused:,}",
+            f"{row.answer.recomputed:,}",
+            f"{row.answer.ttft_s * 1e3:.1f}",
+            f"{row.reference.ttft_s * 1e3:.1f}" if row.reference is not None else "",
+            _outcome(row),
+        )
+    return shown
+
+
+def _outcome(row: Row) -> str:
+    if row.answer.reused != row.expected:
+        return f"[red]{row.expected} expected: {escape(row.answer.reason)}[/red]"
+    if not row.same_tokens or not row.same_logits:
+        return "[red]tokens differ[/red]" if not row.same_tokens else "[red]logits differ[/red]"
+    if not row.holds:
+        return "[red]not from NVMe[/red]"
+    return "[green]no reuse[/green]" if row.reference is None else "[green]bit for bit[/green]"
+
+
+def main() -> int:
+    """Play the demo on the terminal; return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="tiercache-demo-") as directory:
+        return 0 if run(Console(), Path(directory)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""A real node for tests that talk to one, and end it without asking."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tiercache.testing.nodes import Launcher, NodeProcess, Table
+
+NewNode = Callable[..., NodeProcess]
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """What starts nodes; it and all of them are gone when the tests are."""
+    made = Launcher()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def new_node(launcher: Launcher) -> Iterator[NewNode]:
+    """Make a node that was not started, with settings by table: `new_node(host={"bytes": ...})`."""
+    with ExitStack() as nodes:
+
+        def make(**tables: Table) -> NodeProcess:
+            # A socket's path must be short, and pytest's folders are not.
+            folder = nodes.enter_context(tempfile.TemporaryDirectory(prefix="tc-"))
+            return nodes.enter_context(NodeProcess(launcher, Path(folder), **tables))
+
+        yield make
+
+
+@pytest.fixture
+def node(new_node: NewNode) -> NodeProcess:
+    """A node that serves: 8 MiB of memory, 64 MiB of disk, no metrics."""
+    made = new_node()
+    made.start()
+    return made

@@ -1,0 +1,96 @@
+"""What a start decides from its settings."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tiercache.config import Settings, parse
+from tiercache.errors import ConfigError
+from tiercache.runtime.startup import allowed_uids, arm, decide, limits_of
+from tiercache.tiers import crash
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def harmless() -> Iterator[None]:
+    yield
+    crash.disarm()
+
+
+def settings(**tables: dict[str, object]) -> Settings:
+    return parse({"host": {"bytes": "64MiB", "segment_bytes": "24MiB"}, **tables}, "test")
+
+
+def test_the_arena_is_made_of_segments() -> None:
+    decided = decide(settings())
+    assert decided.segments == (24 * MIB, 24 * MIB, 16 * MIB)
+    assert decided.arena_bytes == 64 * MIB
+    assert decided.nvme_bytes == 0
+    assert decided.memory_limit_bytes > decided.arena_bytes
+
+
+def test_every_start_has_its_own_boot_token() -> None:
+    assert decide(settings()).boot != decide(settings()).boot
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"host\.bytes"):
+        decide(settings(host={"bytes": 1 << 50}))
+
+
+def test_the_index_has_its_share_of_the_disk() -> None:
+    decided = decide(settings(nvme={"path": "/x", "cap_bytes": "4GiB"}))
+    assert 0.9 < decided.nvme_bytes / (4 << 30) < 1
+
+
+def test_every_setting_reaches_the_core() -> None:
+    given = settings(
+        nvme={
+            "path": "/x",
+            "cap_bytes": "64MiB",
+            "segment_bytes": "8MiB",
+            "write_back": "eager",
+            "pause_s": 2.5,
+        },
+        policy={"sights_max": 11, "tails_max": 12, "chunk_checkpoints_max": 13},
+        limits={
+            "batch_max": 21,
+            "namespaces_max": 22,
+            "request_bytes_max": 23,
+            "leases_max": 24,
+            "lease_s_max": 25.5,
+            "plans_max": 26,
+            "write_back_queue_max": 27,
+            "evictions_per_reserve_max": 28,
+        },
+    )
+    decided = decide(given)
+    limits = limits_of(given, decided)
+    assert limits.host_segments == decided.segments
+    assert (limits.nvme_bytes, limits.nvme_segment_bytes) == (decided.nvme_bytes, 8 * MIB)
+    assert limits.eager
+    assert limits.nvme_pause_s == 2.5
+    assert (limits.sights_max, limits.tails_max, limits.checkpoints_max) == (11, 12, 13)
+    assert (limits.batch_max, limits.namespaces_max, limits.request_bytes_max) == (21, 22, 23)
+    assert (limits.leases_per_session_max, limits.lease_s_max, limits.plans_max) == (24, 25.5, 26)
+    assert (limits.write_back_objects_max, limits.evictions_per_reserve_max) == (27, 28)
+
+
+def test_this_user_root_and_whom_the_settings_name_may_connect() -> None:
+    import os
+
+    assert allowed_uids(settings(node={"admin_uids": [1234]})) == {os.geteuid(), 0, 1234}
+
+
+def test_a_crash_point_is_armed_by_name_and_count() -> None:
+    arm("")
+    arm("runtime.after_attach:3")
+    crash.reach("runtime.after_attach")
+    crash.reach("runtime.after_attach")
+
+
+@pytest.mark.parametrize("text", ["nowhere", "runtime.after_attach:x", "runtime.after_attach:0"])
+def test_a_wrong_crash_point_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"node\.crash_at"):
+        arm(text)

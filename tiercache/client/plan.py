@@ -1,0 +1,126 @@
+"""What `plan`, `load` and `fetch` return: bytes under a lease."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import Self
+
+from tiercache.client.session import Lease, Session
+from tiercache.client.values import Blob, Scope
+from tiercache.errors import ProtocolError
+from tiercache.state import Chain, Layout, Piece, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Where the bytes behind a plan are, and by which hold."""
+
+    session: Session
+    lease: Lease
+    layout: Layout
+    pieces: Sequence[Piece | None] = ()
+
+    def blobs(self) -> tuple[Blob | None, ...]:
+        """Return the pieces as views; ProtocolError when the node named places that cannot be."""
+        if self.lease.released:
+            raise ValueError(
+                f"request {self.lease.request!r} was released: its bytes may be others"
+            )
+        self.lease.viewed = True
+        parts, view = self.layout.parts, self.session.arena.view
+        shards: dict[tuple[int, int], Shard] = {}
+        blobs: list[Blob | None] = []
+        for piece in self.pieces:
+            if piece is None:
+                blobs.append(None)
+                continue
+            if not 0 <= piece.part < len(parts):
+                raise ProtocolError(f"the layout has no part {piece.part}")
+            bounds = (piece.shard_start, piece.shard_stop)
+            shard = shards.get(bounds)
+            if shard is None:
+                shard = shards[bounds] = Shard(*bounds)
+            data = view(piece.segment, piece.offset, piece.nbytes)
+            name = parts[piece.part].name
+            blobs.append(Blob(name, piece.end, data, piece.start, shard, piece.codec))
+        return tuple(blobs)
+
+
+class _Releasing:
+    """A context manager: leaving it, however, releases."""
+
+    leased: Leased | None
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease stands, as far as this process can tell: not released, and the node
+        still connected. After copying bytes out, this says whether the copy can be trusted."""
+        return self.leased is not None and self.leased.lease.held
+
+    def release(self) -> None:
+        """Let go of the bytes. Idempotent; never blocks."""
+        if self.leased is not None:
+            self.leased.lease.release()
+            self.leased.session.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(_Releasing):
+    """Where a request can resume.
+
+    `boundary`: tokens that need not be computed, 0 for a miss, `digest` the chain's digest there.
+    `ready`: all of it is in host memory and `blobs` are there; otherwise `load` waits for the rest,
+    of which `ready_boundary` tokens are in host memory now. `checkpoints`: token counts worth
+    capturing during this prefill. `reason` says why there is no more ("" when there is).
+    A plan and what `load` made of it share one lease: releasing either releases both.
+    """
+
+    request: str
+    boundary: int
+    digest: bytes
+    ready: bool
+    ready_boundary: int
+    checkpoints: tuple[int, ...]
+    reason: str
+    chain: Chain = field(repr=False)
+    scope: Scope = field(repr=False)
+    leased: Leased | None = field(default=None, repr=False)
+
+    @cached_property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The objects of this boundary, each a view of arena memory, valid until the release.
+
+        Empty unless `ready`. Raises ValueError when first asked for after the release, and
+        ProtocolError when the node named places that cannot be.
+        """
+        if self.leased is None or not self.ready:
+            return ()
+        return tuple(blob for blob in self.leased.blobs() if blob is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Holding(_Releasing):
+    """Objects fetched by name, leased as `request`. `reason` is "" when the node answered."""
+
+    request: str
+    count: int
+    reason: str
+    leased: Leased | None = field(default=None, repr=False)
+
+    @cached_property
+    def blobs(self) -> tuple[Blob | None, ...]:
+        """One view per object wanted, in order, None for what is not there; valid until the
+        release. Raises as `Plan.blobs` does."""
+        return (None,) * self.count if self.leased is None else self.leased.blobs()

@@ -1,0 +1,349 @@
+"""Every setting of a node, what it means and what it may be; the only reader of the environment.
+
+Settings come from one TOML file, or are the defaults. A file with an unknown key, a wrong type or a
+value that cannot work is refused as a whole: one error that names the file, the key and the fix.
+`docs/config.md` is this file as a table: `document()`.
+"""
+
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from tiercache.budget import (
+    PAGE_BYTES,
+    memory_limit,
+    raise_descriptor_limit,
+    resolve_host_bytes,
+)
+from tiercache.errors import ConfigError
+from tiercache.tables import describe, format_size, parse_size, read, toml_text
+
+__all__ = [
+    "Host",
+    "Limits",
+    "Metrics",
+    "Node",
+    "Nvme",
+    "Policy",
+    "Settings",
+    "bind_address",
+    "default_socket",
+    "document",
+    "format_size",
+    "load",
+    "memory_limit",
+    "parse",
+    "parse_size",
+    "raise_descriptor_limit",
+    "resolve_host_bytes",
+]
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+NVME_SEGMENTS_MIN = 4
+SOCKET_PATH_BYTES_MAX = 107  # The kernel's sun_path, less its final zero.
+CONFIG_VARIABLE = "TIERCACHE_CONFIG"
+CRASH_VARIABLE = "TIERCACHE_CRASH_AT"
+
+
+def default_socket() -> str:
+    """Return where a node of this user listens unless told otherwise."""
+    uid = os.getuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if uid and runtime:
+        return f"{runtime}/tiercache.sock"
+    if not uid or os.access("/run/tiercache", os.W_OK):
+        return "/run/tiercache/tiercache.sock"
+    return f"/tmp/tiercache-{uid}/tiercache.sock"
+
+
+class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may talk to the node, and where."""
+
+    socket: Annotated[
+        str,
+        Meta(
+            description="Unix socket that clients connect to; its directory is made when missing. "
+            "Only this user and `admin_uids` may connect.",
+            extra={
+                "default": "`$XDG_RUNTIME_DIR/tiercache.sock`, for root or a service "
+                "`/run/tiercache/tiercache.sock`, else `/tmp/tiercache-<uid>/tiercache.sock`"
+            },
+        ),
+    ] = field(default_factory=default_socket)
+    admin_uids: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        Meta(description="User ids that may connect besides the node's own."),
+    ] = ()
+    log: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least serious message that is logged."),
+    ] = "info"
+    crash_at: Annotated[
+        str,
+        Meta(
+            description="For tests only: the node kills itself with SIGKILL at this named point. "
+            f"The environment variable `{CRASH_VARIABLE}` sets it too."
+        ),
+    ] = ""
+
+
+class Host(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The host tier: memory shared with the engines."""
+
+    bytes: Annotated[
+        Annotated[int, Meta(ge=16 * PAGE_BYTES)] | Literal["auto"],
+        Meta(
+            description="Size of the arena: all that this host gives, not per engine or rank. It "
+            "counts as memory of the node's process. `auto` takes a quarter of what the cgroup "
+            "(else the machine) allows; more than the cgroup allows is refused."
+        ),
+    ] = "auto"
+    segment_bytes: Annotated[
+        int,
+        Meta(
+            ge=PAGE_BYTES,
+            description="The arena is made of segments of this size; no object is larger.",
+        ),
+    ] = GIB
+
+
+class Nvme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The NVMe tier: a directory on a local disk."""
+
+    path: Annotated[
+        str,
+        Meta(
+            description="Directory that one node owns and may fill. Absolute. Empty: no NVMe tier."
+        ),
+    ] = ""
+    cap_bytes: Annotated[
+        int,
+        Meta(
+            ge=NVME_SEGMENTS_MIN * PAGE_BYTES,
+            description="Most space the directory ever takes, index included; at least "
+            f"{NVME_SEGMENTS_MIN} segments.",
+        ),
+    ] = 64 * GIB
+    segment_bytes: Annotated[
+        int,
+        Meta(
+            ge=PAGE_BYTES,
+            description="Size of one file of objects; space is given back in whole files.",
+        ),
+    ] = 256 * MIB
+    write_back: Annotated[
+        Literal["earned", "eager"],
+        Meta(
+            description="`earned`: objects go to disk once a second request has reached their "
+            "prefix. `eager`: at once."
+        ),
+    ] = "earned"
+    write_bytes_per_s: Annotated[
+        int, Meta(ge=MIB, description="Most bytes written back per second.")
+    ] = GIB
+    read_threads: Annotated[
+        int, Meta(ge=1, le=64, description="Threads that read from the disk.")
+    ] = 2
+    sync: Annotated[
+        bool,
+        Meta(
+            description="Make writes durable against loss of power, not only against the death of "
+            "the process. Slower, and never needed for correctness: damage is a miss."
+        ),
+    ] = False
+    pause_s: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=86_400,
+            description="How long writing rests after the disk was full; reads go on.",
+        ),
+    ] = 5.0
+
+
+class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept, and where checkpoints are taken."""
+
+    eviction: Annotated[
+        Literal["lru"], Meta(description="What leaves a full tier: `lru`, the least recently used.")
+    ] = "lru"
+    checkpoints: Annotated[
+        Literal["chunk"],
+        Meta(
+            description="Where snapshots are advised: `chunk`, at the ends of prefill chunks and "
+            "of prompts."
+        ),
+    ] = "chunk"
+    sights_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Prefixes whose visits are remembered; the oldest are forgotten first.",
+        ),
+    ] = 262_144
+    tails_max: Annotated[
+        int,
+        Meta(ge=0, description="Boundaries inside one block that are remembered, newest first."),
+    ] = 8
+    chunk_checkpoints_max: Annotated[
+        int, Meta(ge=0, description="Chunk-end snapshots advised for one request, spread over it.")
+    ] = 64
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one node accepts. Beyond a limit it refuses or declines; it never grows."""
+
+    frame_bytes_max: Annotated[
+        int, Meta(ge=64 * KIB, le=GIB, description="Largest message on the socket.")
+    ] = 16 * MIB
+    batch_max: Annotated[int, Meta(ge=1, description="Objects named in one message.")] = 65_536
+    sessions_max: Annotated[int, Meta(ge=1, description="Connections at one time.")] = 256
+    namespaces_max: Annotated[int, Meta(ge=1, description="Namespaces known at one time.")] = 1_024
+    request_bytes_max: Annotated[
+        int, Meta(ge=1, description="Longest request id, in bytes of UTF-8.")
+    ] = 256
+    leases_max: Annotated[
+        int, Meta(ge=1, description="Objects that one session leases at one time.")
+    ] = 1_048_576
+    lease_s_max: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400,
+            description="Age at which a lease or a write reservation is taken back. Its bytes are "
+            "quarantined until its owner is gone or has let go.",
+        ),
+    ] = 60.0
+    plans_max: Annotated[int, Meta(ge=1, description="Requests that hold leases at one time.")] = (
+        65_536
+    )
+    write_back_queue_max: Annotated[
+        int, Meta(ge=1, description="Objects waiting to be written to disk; more are dropped.")
+    ] = 65_536
+    evictions_per_reserve_max: Annotated[
+        int, Meta(ge=1, description="Objects evicted to make room for one reservation.")
+    ] = 4_096
+
+
+class Metrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the node is observed."""
+
+    bind: Annotated[
+        str,
+        Meta(
+            description="`address:port` that serves `/metrics`, `/health` and `/ready` over HTTP. "
+            "Port 0 takes a free one. Empty: not served."
+        ),
+    ] = "127.0.0.1:9411"
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of one node."""
+
+    node: Node = field(default_factory=Node)
+    host: Host = field(default_factory=Host)
+    nvme: Nvme = field(default_factory=Nvme)
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
+    metrics: Metrics = field(default_factory=Metrics)
+
+
+def load(path: str | Path | None = None) -> Settings:
+    """Return the settings in the TOML file at `path`, else in the file `TIERCACHE_CONFIG` names.
+
+    With neither, the defaults. Raises ConfigError for anything that is not exactly right.
+    """
+    chosen = str(path) if path else os.environ.get(CONFIG_VARIABLE, "")
+    settings = parse(_toml(chosen), chosen) if chosen else Settings()
+    crash_at = os.environ.get(CRASH_VARIABLE, "")
+    if crash_at:
+        node = msgspec.structs.replace(settings.node, crash_at=crash_at)
+        settings = msgspec.structs.replace(settings, node=node)
+    return settings
+
+
+def parse(raw: Mapping[str, object], source: str) -> Settings:
+    """Return the settings that `raw`, a parsed TOML document, describes.
+
+    `source` names the document in errors. Raises ConfigError.
+    """
+    settings = read(raw, Settings, source)
+    _check(settings, source)
+    return settings
+
+
+def bind_address(bind: str) -> tuple[str, int] | None:
+    """Return the host and port of an "address:port" text; None for "". Raises ValueError."""
+    if not bind:
+        return None
+    host, _, port = bind.rpartition(":")
+    if not (host and port.isascii() and port.isdecimal() and int(port) < 65_536):
+        raise ValueError("write address:port, such as 127.0.0.1:9411 or [::1]:9411")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def document() -> str:
+    """Return the reference of all settings as Markdown: `docs/config.md`."""
+    lines = [
+        "# Settings",
+        "",
+        "<!-- Made from tiercache/config.py by `make docs`. -->",
+        "",
+        "One TOML file, named by `tiercache serve --config FILE` or by the environment variable "
+        f"`{CONFIG_VARIABLE}`. Every key has a default, so no file is needed. Sizes are numbers "
+        'of bytes or texts such as `"512MiB"` and `"8GiB"`. An unknown key, a wrong type or a '
+        "value that cannot work is refused before anything starts.",
+        *describe(Settings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(path: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def _check(settings: Settings, source: str) -> None:
+    """Refuse values that are fine by themselves and cannot work here or together."""
+    node, host, nvme = settings.node, settings.host, settings.nvme
+
+    def refuse(key: str, value: object, fix: str) -> NoReturn:
+        raise ConfigError(f"{source}: {key} = {toml_text(value)}: {fix}")
+
+    if not node.socket.startswith("/"):
+        refuse("node.socket", node.socket, "write an absolute path")
+    if len(os.fsencode(node.socket)) > SOCKET_PATH_BYTES_MAX:
+        refuse("node.socket", node.socket, f"use at most {SOCKET_PATH_BYTES_MAX} bytes")
+    for key, size in (
+        ("host.bytes", host.bytes),
+        ("host.segment_bytes", host.segment_bytes),
+        ("nvme.segment_bytes", nvme.segment_bytes),
+    ):
+        if isinstance(size, int) and size % PAGE_BYTES:
+            near = size // PAGE_BYTES * PAGE_BYTES
+            refuse(key, size, f"use a multiple of {PAGE_BYTES}, such as {near}")
+    if nvme.path and not nvme.path.startswith("/"):
+        refuse("nvme.path", nvme.path, "write an absolute path, or nothing for no NVMe tier")
+    if nvme.cap_bytes < NVME_SEGMENTS_MIN * nvme.segment_bytes:
+        largest = format_size(nvme.cap_bytes // NVME_SEGMENTS_MIN // PAGE_BYTES * PAGE_BYTES)
+        least = format_size(NVME_SEGMENTS_MIN * nvme.segment_bytes)
+        fix = f"raise it to {least} ({NVME_SEGMENTS_MIN} segments), or lower "
+        refuse("nvme.cap_bytes", nvme.cap_bytes, f"{fix}nvme.segment_bytes to {largest}")
+    try:
+        bind_address(settings.metrics.bind)
+    except ValueError as error:
+        refuse("metrics.bind", settings.metrics.bind, str(error))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,180 @@
+"""What a node measures, as Prometheus reads it. Numbers are read at scrape, never pushed."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from tiercache.core.counters import NAMES
+
+PREFIX = "tiercache_"
+Numbers = Mapping[str, Mapping[str, float]]
+
+BOTH = ("host", "nvme")
+NONE = ("",)
+
+
+class Series(NamedTuple):
+    """One metric: its name without prefix and `_total`, the label's name ("" for no label), every
+    value the label can take, and what it means."""
+
+    name: str
+    label: str
+    values: tuple[str, ...]
+    help: str
+
+
+def _core(name: str, label: str, text: str) -> Series:
+    return Series(name, label, NAMES[name], text)
+
+
+COUNTERS = (
+    _core("lookups", "result", "Plans by what became of them; they add up to all plans."),
+    _core("misses", "reason", "Plans without a boundary, by reason."),
+    _core("lookup_tokens", "", "Prompt tokens that plans asked for."),
+    _core("hit_tokens", "tier", "Prompt tokens that were resumed, by the tier they came from."),
+    _core("fetches", "result", "Objects asked for by name, by where they were."),
+    _core("reserves", "outcome", "Objects offered for storing, by what was answered."),
+    _core("commits", "", "Objects that were written and sealed."),
+    _core("commits_lost", "", "Objects that were committed and could not be sealed."),
+    _core("evictions", "tier", "Objects dropped to make room."),
+    _core("evicted_bytes", "tier", "Bytes dropped to make room."),
+    _core("writeback_bytes", "", "Bytes written to NVMe."),
+    _core(
+        "writeback_dropped", "reason", "Objects that should have been written to NVMe, by why not."
+    ),
+    _core("nvme_read_bytes", "", "Bytes read from NVMe into host memory."),
+    _core("nvme_faults", "fault", "Failed operations on the NVMe tier."),
+    _core("damaged", "tier", "Objects whose bytes were not those that were sealed."),
+    Series(
+        "connections", "result", ("accepted", "uid", "too_many"), "Connections, by what became."
+    ),
+    Series("requests", "", NONE, "Requests and notices received."),
+    Series(
+        "protocol_errors", "", NONE, "Connections closed because their client broke the protocol."
+    ),
+    Series(
+        "slow_readers", "", NONE, "Connections closed because their client did not read replies."
+    ),
+)
+
+GAUGES = (
+    Series("bytes", "tier", BOTH, "Bytes that objects take."),
+    Series("capacity_bytes", "tier", BOTH, "Bytes that objects can take."),
+    Series("objects", "tier", BOTH, "Sealed objects."),
+    Series("free_largest_bytes", "tier", ("host",), "Largest object that fits without eviction."),
+    Series(
+        "quarantined_bytes", "", NONE, "Bytes kept back because a process may still touch them."
+    ),
+    Series("leases", "", NONE, "Objects leased."),
+    Series("leases_overdue", "", NONE, "Objects leased for longer than the limit."),
+    Series("reservations", "", NONE, "Objects being written by clients."),
+    Series("sessions", "", NONE, "Clients that serve a namespace."),
+    Series("waiting", "", NONE, "Requests waiting for the slower tier."),
+    Series("writeback_queue", "", NONE, "Objects waiting to be written to NVMe, or on their way."),
+    Series("nvme_paused", "", NONE, "1 while writing to NVMe rests after a failure."),
+    Series("namespaces", "", NONE, "Namespaces known."),
+    Series("sights", "", NONE, "Prefixes whose visits are remembered."),
+    Series("ready", "", NONE, "1 when the node accepts clients."),
+    Series(
+        "nvme_scanned", "", NONE, "1 when all that was stored before this start has been found."
+    ),
+    Series("open_connections", "", NONE, "Connections open now."),
+    Series("arena_bytes", "", NONE, "Size of the host tier's arena."),
+    Series("arena_prefaulted_bytes", "", NONE, "Part of the arena whose pages exist."),
+    Series("writeback_limit_bytes_per_second", "", NONE, "Most bytes written to NVMe per second."),
+    Series("start_time_seconds", "", NONE, "When the node started, seconds since 1970."),
+)
+
+BUCKETS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 1.0)
+HANDLE_SECONDS = "handle_seconds"
+
+
+class Tally:
+    """The runtime's own counts, beside the core's. Every name is there from the start, at 0."""
+
+    def __init__(self) -> None:
+        core = NAMES.keys()
+        self.counters: dict[str, dict[str, int]] = {
+            series.name: dict.fromkeys(series.values, 0)
+            for series in COUNTERS
+            if series.name not in core
+        }
+        self._handled = [0] * (len(BUCKETS) + 1)
+        self._handled_s = 0.0
+
+    def add(self, name: str, label: str = "") -> None:
+        """Count one more."""
+        self.counters[name][label] += 1
+
+    def handled(self, seconds: float) -> None:
+        """Count the time that one event took."""
+        self._handled[bisect_left(BUCKETS, seconds)] += 1
+        self._handled_s += seconds
+
+    def histogram(self) -> tuple[list[tuple[str, float]], float]:
+        """Return cumulative counts by upper bound, and the sum in seconds."""
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, BUCKETS), "+Inf"), self._handled, strict=True):
+            total += count
+            buckets.append((bound, total))
+        return buckets, self._handled_s
+
+
+class NodeCollector(Collector):
+    """Turns what `counters()` and `gauges()` return into metrics, when asked.
+
+    A number that they lack reads as 0; one that is in no table is left out, so label sets stay
+    bounded by this file.
+    """
+
+    def __init__(
+        self,
+        counters: Callable[[], Numbers],
+        gauges: Callable[[], Numbers],
+        tally: Tally,
+        build: Mapping[str, str],
+    ) -> None:
+        self._counters = counters
+        self._gauges = gauges
+        self._tally = tally
+        self._build = dict(build)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric of the tables."""
+        counters, gauges = self._counters(), self._gauges()
+        for series in COUNTERS:
+            counter = CounterMetricFamily(
+                PREFIX + series.name, series.help, labels=[series.label] if series.label else []
+            )
+            _fill(counter, series, counters)
+            yield counter
+        for series in GAUGES:
+            gauge = GaugeMetricFamily(
+                PREFIX + series.name, series.help, labels=[series.label] if series.label else []
+            )
+            _fill(gauge, series, gauges)
+            yield gauge
+        buckets, sum_s = self._tally.histogram()
+        yield HistogramMetricFamily(
+            PREFIX + HANDLE_SECONDS, "Time to decide one event.", buckets=buckets, sum_value=sum_s
+        )
+        about = GaugeMetricFamily(PREFIX + "build_info", "What runs here.", labels=[*self._build])
+        about.add_metric([*self._build.values()], 1)
+        yield about
+
+
+def _fill(
+    family: CounterMetricFamily | GaugeMetricFamily, series: Series, numbers: Numbers
+) -> None:
+    found = numbers.get(series.name, {})
+    for value in series.values:
+        family.add_metric([value] if series.label else [], found.get(value, 0))

@@ -1,0 +1,1 @@
+"""What tests of tiercache and of tiers made by others need: contract suites, simulation."""

@@ -1,0 +1,1 @@
+"""What holds bytes: memory that engines share, and disks. Each behind the contracts of `base`."""
