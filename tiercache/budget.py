@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 PROCESS_BYTES = 128 * 1024**2
-"""What the node needs beyond its arena: code, catalog, buffers."""
+"""What the node needs beyond its arena and its objects: code, buffers, clients."""
+
+OBJECT_BYTES = 1024
+"""What the catalog takes for one object: 0.96 KB each with a million of them."""
 
 HOST_SHARE = 4
 """`host.bytes = "auto"` takes one part in this many of the memory limit."""
 
 DESCRIPTORS_BASE = 256
-"""Descriptors beyond sessions and the arena: code, logs, HTTP, processes that are watched."""
+"""Descriptors beyond sessions and the arena: code, logs, HTTP, clients that ended and are watched."""
+
+DESCRIPTORS_PER_SESSION = 2
+"""The connection, and the process that holds it."""
 
 DESCRIPTORS_NVME = 256
 """What the NVMe tier keeps open: a bounded number of segment files, and its index."""
@@ -58,20 +64,23 @@ def resolve_host_bytes(settings: "Settings", limit: int) -> int:
         share = limit // HOST_SHARE
         whole = share // settings.host.segment_bytes * settings.host.segment_bytes
         return whole or max(share // PAGE_BYTES, 16) * PAGE_BYTES
-    most = max(limit - PROCESS_BYTES, 0) // PAGE_BYTES * PAGE_BYTES
+    held = asked + (settings.nvme.cap_bytes if settings.nvme.path else 0)
+    objects = min(settings.limits.objects_max, held // PAGE_BYTES)
+    process = PROCESS_BYTES + OBJECT_BYTES * objects
+    most = max(limit - process, 0) // PAGE_BYTES * PAGE_BYTES
     if asked > most:
         raise ConfigError(
             f"host.bytes = {asked} ({_gib(asked)}) is more than the {most} ({_gib(most)}) that "
             f"this process may take: the memory limit is {limit} ({_gib(limit)}), and the node "
-            f"itself needs {_gib(PROCESS_BYTES)}. Lower host.bytes or raise the cgroup's limit"
+            f"itself needs {_gib(process)} for {objects} objects. Lower host.bytes or "
+            "limits.objects_max, or raise the cgroup's limit"
         )
     return asked
 
 
-def descriptors_needed(settings: "Settings", host_bytes: int) -> int:
-    """Return how many open files a node with these settings may come to need."""
-    needed = DESCRIPTORS_BASE + settings.limits.sessions_max
-    needed += 2 * -(-host_bytes // settings.host.segment_bytes)
+def descriptors_needed(settings: "Settings", arena: int) -> int:
+    """Return how many open files a node may come to need; `arena`: those of its memory."""
+    needed = DESCRIPTORS_BASE + DESCRIPTORS_PER_SESSION * settings.limits.sessions_max + arena
     if settings.nvme.path:
         needed += DESCRIPTORS_NVME
     return needed

@@ -15,34 +15,9 @@ from typing import Annotated, Literal, NoReturn
 import msgspec
 from msgspec import Meta, Struct, field
 
-from tiercache.budget import (
-    PAGE_BYTES,
-    memory_limit,
-    raise_descriptor_limit,
-    resolve_host_bytes,
-)
+from tiercache.budget import PAGE_BYTES
 from tiercache.errors import ConfigError
-from tiercache.tables import describe, format_size, parse_size, read, toml_text
-
-__all__ = [
-    "Host",
-    "Limits",
-    "Metrics",
-    "Node",
-    "Nvme",
-    "Policy",
-    "Settings",
-    "bind_address",
-    "default_socket",
-    "document",
-    "format_size",
-    "load",
-    "memory_limit",
-    "parse",
-    "parse_size",
-    "raise_descriptor_limit",
-    "resolve_host_bytes",
-]
+from tiercache.tables import describe, format_size, read, toml_text
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 NVME_SEGMENTS_MIN = 4
@@ -69,7 +44,8 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="Unix socket that clients connect to; its directory is made when missing. "
-            "Only this user and `admin_uids` may connect.",
+            "Only this user, root and `admin_uids` may connect. Beside it lies `<socket>.lock`, which "
+            "stays after a stop and is harmless.",
             extra={
                 "default": "`$XDG_RUNTIME_DIR/tiercache.sock`, for root or a service "
                 "`/run/tiercache/tiercache.sock`, else `/tmp/tiercache-<uid>/tiercache.sock`"
@@ -78,7 +54,11 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = field(default_factory=default_socket)
     admin_uids: Annotated[
         tuple[Annotated[int, Meta(ge=0)], ...],
-        Meta(description="User ids that may connect besides the node's own."),
+        Meta(
+            description="User ids that may connect besides the node's own. With any of them the "
+            "socket's mode is 0666, and the node itself refuses everybody else; the socket's "
+            "directory must let them through."
+        ),
     ] = ()
     log: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -134,7 +114,8 @@ class Nvme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=PAGE_BYTES,
-            description="Size of one file of objects; space is given back in whole files.",
+            description="Size of one file of objects. A file takes its whole size at once, and space is "
+            "given back in whole files.",
         ),
     ] = 256 * MIB
     write_back: Annotated[
@@ -168,18 +149,8 @@ class Nvme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept, and where checkpoints are taken."""
+    """What is remembered of requests, and where checkpoints are taken."""
 
-    eviction: Annotated[
-        Literal["lru"], Meta(description="What leaves a full tier: `lru`, the least recently used.")
-    ] = "lru"
-    checkpoints: Annotated[
-        Literal["chunk"],
-        Meta(
-            description="Where snapshots are advised: `chunk`, at the ends of prefill chunks and "
-            "of prompts."
-        ),
-    ] = "chunk"
     sights_max: Annotated[
         int,
         Meta(
@@ -192,7 +163,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(ge=0, description="Boundaries inside one block that are remembered, newest first."),
     ] = 8
     chunk_checkpoints_max: Annotated[
-        int, Meta(ge=0, description="Chunk-end snapshots advised for one request, spread over it.")
+        int, Meta(ge=0, description="Chunk-end snapshots advised for one request: its last ones.")
     ] = 64
 
 
@@ -205,10 +176,18 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batch_max: Annotated[int, Meta(ge=1, description="Objects named in one message.")] = 65_536
     sessions_max: Annotated[int, Meta(ge=1, description="Connections at one time.")] = 256
     namespaces_max: Annotated[int, Meta(ge=1, description="Namespaces known at one time.")] = 1_024
+    objects_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Objects known at one time, in both tiers. Each takes about 1 KiB of the "
+            "node's own memory, beside the arena.",
+        ),
+    ] = 262_144
     request_bytes_max: Annotated[
         int, Meta(ge=1, description="Longest request id, in bytes of UTF-8.")
     ] = 256
-    leases_max: Annotated[
+    leases_per_session_max: Annotated[
         int, Meta(ge=1, description="Objects that one session leases at one time.")
     ] = 1_048_576
     lease_s_max: Annotated[
@@ -216,8 +195,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0.1,
             le=86_400,
-            description="Age at which a lease or a write reservation is taken back. Its bytes are "
-            "quarantined until its owner is gone or has let go.",
+            description="Age from which a lease counts as overdue, and others may store what a write "
+            "reservation was made for. Bytes stay set aside until their owner is gone or has let "
+            "go; a process that cannot be watched counts as gone this long after it disconnected.",
         ),
     ] = 60.0
     plans_max: Annotated[int, Meta(ge=1, description="Requests that hold leases at one time.")] = (
@@ -309,7 +289,7 @@ def _toml(path: str) -> dict[str, object]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 
@@ -320,6 +300,9 @@ def _check(settings: Settings, source: str) -> None:
     def refuse(key: str, value: object, fix: str) -> NoReturn:
         raise ConfigError(f"{source}: {key} = {toml_text(value)}: {fix}")
 
+    for key, name in (("node.socket", node.socket), ("nvme.path", nvme.path)):
+        if "\0" in name:
+            refuse(key, name, "leave the NUL character out")
     if not node.socket.startswith("/"):
         refuse("node.socket", node.socket, "write an absolute path")
     if len(os.fsencode(node.socket)) > SOCKET_PATH_BYTES_MAX:

@@ -5,6 +5,7 @@ description; a field that counts bytes (its name says so) may also be written as
 """
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -82,7 +83,7 @@ def toml_text(value: object) -> str:
         case bool():
             return str(value).lower()
         case str():
-            return f'"{value}"'
+            return json.dumps(value, ensure_ascii=False)  # TOML's escapes are the same.
         case list() | tuple():
             return f"[{', '.join(toml_text(item) for item in value)}]"
     return str(value)

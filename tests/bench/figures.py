@@ -61,12 +61,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def at_most(bound: float) -> Goal:
     """Return the goal to be no more than `bound`."""
-    return Goal(True, bound)  # noqa: FBT003
+    return Goal(True, bound)
 
 
 def at_least(bound: float) -> Goal:
     """Return the goal to be no less than `bound`."""
-    return Goal(False, bound)  # noqa: FBT003
+    return Goal(False, bound)
 
 
 def number(value: float) -> str:

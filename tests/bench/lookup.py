@@ -1,6 +1,6 @@
 """Looking objects up and leasing them: one, and 64 in one call, by a blocking client."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 
 import numpy as np
@@ -39,7 +39,7 @@ def measure(reps: int) -> Iterator[Figure]:
 
 
 def _fill(client: Client, chain: Chain) -> None:
-    content = memoryview(np.arange(OBJECT_BYTES, dtype=np.uint8))
+    content = np.arange(OBJECT_BYTES, dtype=np.uint8).data
     ends = range(BLOCK_TOKENS, len(chain) + 1, BLOCK_TOKENS)
     blobs = [Blob("kv", end, content, start=end - BLOCK_TOKENS) for end in ends]
     saved = client.save("fill", chain, blobs)
@@ -48,45 +48,51 @@ def _fill(client: Client, chain: Chain) -> None:
     assert not flushed.waiting + flushed.lost, flushed
 
 
-def _compare(
-    client: Client, echo: Echo, chain: Chain, count: int, reps: int
-) -> Iterator[Figure]:
+def _compare(client: Client, echo: Echo, chain: Chain, count: int, reps: int) -> Iterator[Figure]:
     digests = chain.digests[1 : count + 1]
     wanted = [Wanted("kv", digest) for digest in digests]
     bare = [wire.Wanted(0, 0, 1, NATIVE, digest) for digest in digests]
 
-    def fetch() -> None:
-        holding = client.fetch("request", wanted)
-        assert holding.blobs[-1] is not None
-        client.release(holding)
-
-    def ask() -> None:
-        assert echo.fetch(bare) == count
-
     ours: list[list[int]] = []
+    whole: list[list[int]] = []
     floor: list[list[int]] = []
     for _ in range(reps):
-        ours.append([])
-        floor.append([])
+        for kept in (ours, whole, floor):
+            kept.append([])
         for _ in range(0, CALLS[count], ROUND):
-            ours[-1] += _timed(fetch)
-            floor[-1] += _timed(ask)
+            _look_up(client, wanted, ours[-1], whole[-1])
+            _ask(echo, bare, floor[-1])
     what = f"lookup + lease, {count} object{'s in one call' if count > 1 else ''}"
     p50, p50_floor = _each(ours, 50), _each(floor, 50)
     yield Figure("lookup", f"{what}: p50", "us", p50, at_most(GOALS_US[count]))
     yield Figure("lookup", f"{what}: p99", "us", _each(ours, 99))
+    yield Figure("lookup", f"{what}, and release: p50", "us", _each(whole, 50))
     yield Figure("lookup", f"{what}: bare echo p50", "us", p50_floor)
     ratio = tuple(mine / least for mine, least in zip(p50, p50_floor, strict=True))
     yield Figure("lookup", f"{what}: p50 over bare echo", "x", ratio)
 
 
-def _timed(work: Callable[[], None]) -> list[int]:
-    latency = []
+def _look_up(
+    client: Client, wanted: Sequence[Wanted], latency: list[int], released: list[int]
+) -> None:
+    """Look up and lease until the views are there, then release, again and again."""
     for _ in range(ROUND):
         before = perf_counter_ns()
-        work()
+        holding = client.fetch("request", wanted)
+        there = holding.blobs[-1] is not None
+        leased = perf_counter_ns()
+        client.release(holding)
+        released.append(perf_counter_ns() - before)
+        latency.append(leased - before)
+        assert there
+
+
+def _ask(echo: Echo, wanted: Sequence[wire.Wanted], latency: list[int]) -> None:
+    for _ in range(ROUND):
+        before = perf_counter_ns()
+        pieces = echo.fetch(wanted)
         latency.append(perf_counter_ns() - before)
-    return latency
+        assert pieces == len(wanted)
 
 
 def _each(reps: Sequence[Sequence[int]], share: float) -> tuple[float, ...]:

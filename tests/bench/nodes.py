@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,9 @@ START_S_MAX = 60.0
 STOP_S_MAX = 20.0
 ANSWER_S_MAX = 60.0
 LOOK_S = 0.02
-STARTED = b"event=started"
+STARTED = "event=started"
+OBJECTS_MAX = 2_000_000
+"""Above what is stored to show that the cost of a plan does not grow with it."""
 
 
 class Sidecar:
@@ -37,26 +40,35 @@ class Sidecar:
         arena_bytes: int,
         segment_bytes: int = 1 << 30,
         nvme: Path | None = None,
-        tables: str = "",
+        nvme_keys: str = "",
+        metrics: str = "",
         module: str = "",
         arguments: tuple[str, ...] = (),
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tiercache-bench-"))
         self.socket = self.folder / "node.sock"
         config = self.folder / "node.toml"
-        disk = f'[nvme]\npath = "{nvme}"\n' if nvme else ""
+        disk = f'[nvme]\npath = "{nvme}"\n{nvme_keys}' if nvme else ""
         config.write_text(
             f'[node]\nsocket = "{self.socket}"\n'
             f"[host]\nbytes = {arena_bytes}\nsegment_bytes = {segment_bytes}\n"
-            f'[metrics]\nbind = ""\n{disk}{tables}\n',
+            f'[metrics]\nbind = "{metrics}"\n'
+            f"[limits]\nobjects_max = {OBJECTS_MAX}\n{disk}",
             encoding="utf-8",
         )
         command = [sys.executable, "-m", module or "tiercache"]
         command += [str(config), *arguments] if module else ["serve", "--config", str(config)]
         self.spawned_at = time.monotonic()
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
-        self._read_until(STARTED)
-        self.started_after_s = time.monotonic() - self.spawned_at
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self._started = threading.Event()
+        self.started_after_s = 0.0
+        self._reading = threading.Thread(target=self._read_log, daemon=True)
+        self._reading.start()
+        self._started.wait(START_S_MAX)
+        if not self.started_after_s:
+            self.stop()
+            raise RuntimeError(f"the node did not start:\n{self.last_words()}")
 
     def __enter__(self) -> Self:
         return self
@@ -68,16 +80,19 @@ class Sidecar:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        if error is not None:
+            error.add_note(f"the node's log ends with:\n{self.last_words()}")
 
     def stop(self) -> None:
         """End the node in good order."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.communicate(timeout=STOP_S_MAX)
+            self.process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
+        self._reading.join()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def stats(self) -> Stats:
@@ -110,7 +125,9 @@ class Sidecar:
         """Return resident bytes by kind: RssAnon, RssFile and RssShmem (the arena)."""
         return {
             name: int(value.split()[0]) * 1024
-            for name, _, value in (line.partition(":") for line in self._proc("status").splitlines())
+            for name, _, value in (
+                line.partition(":") for line in self._proc("status").splitlines()
+            )
             if name.startswith("Rss")
         }
 
@@ -122,17 +139,18 @@ class Sidecar:
     def _proc(self, name: str) -> str:
         return Path(f"/proc/{self.process.pid}/{name}").read_text(encoding="utf-8")
 
-    def _read_until(self, words: bytes) -> None:
-        """Read the log until a line holds `words`; the pipe holds what little comes later."""
+    def last_words(self) -> str:
+        """Return the end of its log."""
+        return "".join(self.log[-30:])
+
+    def _read_log(self) -> None:
         assert self.process.stderr is not None
-        seen = []
-        while line := self.process.stderr.readline():
-            seen.append(line)
-            if words in line:
-                return
-        self.process.wait()
-        log = b"".join(seen).decode(errors="replace")
-        raise RuntimeError(f"the node ended with {self.process.returncode}:\n{log[-3000:]}")
+        for line in self.process.stderr:
+            self.log.append(line)
+            if STARTED in line and not self.started_after_s:
+                self.started_after_s = time.monotonic() - self.spawned_at
+                self._started.set()
+        self._started.set()
 
 
 def blob_layout(nbytes: int, block_tokens: int = 16) -> Layout:

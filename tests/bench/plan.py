@@ -6,18 +6,18 @@ its last block, which an engine computes anyway.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter_ns
 
 from tests.bench import prompts
 from tests.bench.figures import Figure, at_most, number, percentile
-from tests.bench.nodes import Sidecar, hybrid_layout
+from tests.bench.nodes import OBJECTS_MAX, Sidecar, hybrid_layout
 from tests.bench.prompts import BLOCK_TOKENS, TOKENS
 from tiercache.client import Client, Options
 from tiercache.core import commands, events
 from tiercache.core.limits import Limits
 from tiercache.core.machine import Machine
-from tiercache.runtime.translate import Caller, to_event, to_reply
+from tiercache.runtime.translate import Caller, Telling, to_event, to_reply
 from tiercache.state import NATIVE, Chain
 from tiercache.wire import messages as wire
 from tiercache.wire.connection import ClientSide, ServerSide
@@ -39,22 +39,44 @@ def measure(reps: int) -> Iterator[Figure]:
     chain = prompts.prompt()
     yield from _chain_cost(reps)
     for units in UNITS:
-        inside = {}
-        for others in OTHERS:
-            planner = Planner(units, others, chain)
-            inside[others] = tuple(planner.sample() for _ in range(reps))
-            del planner
-            gc.collect()
+        planners = {others: Planner(units, others, chain) for others in OTHERS}
+        gc.collect()
+        gc.freeze()  # As the sidecar does.
+        inside: dict[int, list[float]] = {others: [] for others in OTHERS}
+        for _ in range(reps):
+            for others, latency in _in_turns(planners).items():
+                inside[others].append(percentile(latency, 50) / 1e3)
+        del planners
+        gc.unfreeze()
+        gc.collect()
         for others, values in inside.items():
             goal = at_most(GOAL_MS) if units == 1 else None
-            yield Figure("plan", _name("inside the sidecar", units, others), "ms", values, goal)
-        few, many = (inside[others] for others in OTHERS)
-        growth = tuple(more / less for less, more in zip(few, many, strict=True))
+            yield Figure(
+                "plan", _name("inside the sidecar", units, others), "ms", tuple(values), goal
+            )
+        pairs = zip(*(inside[others] for others in OTHERS), strict=True)
+        growth = tuple(more / less for less, more in pairs)
         name = f"plan, {units} shard{'s' * (units > 1)}: {number(OTHERS[-1])} objects over 1,000"
         yield Figure("plan", name, "x", growth, at_most(GROWTH_GOAL))
     for units in UNITS:
+        resident = {}
         for others in OTHERS:
-            yield from _end_to_end(units, others, chain, reps)
+            figure, resident[others] = _end_to_end(units, others, chain, reps)
+            yield figure
+        few, many = OTHERS
+        grown = (resident[many] - resident[few]) / (many - few)
+        name = f"memory per object, from {number(few)} to {number(many)} objects"
+        if units == 1:
+            yield Figure("plan", name, "bytes", (grown,))
+
+
+def _in_turns(planners: Mapping[int, "Planner"]) -> Mapping[int, Sequence[int]]:
+    """Return the latencies of plans that took turns: all saw the same neighbours."""
+    latency: dict[int, list[int]] = {others: [] for others in planners}
+    for _ in range(CALLS):
+        for others, planner in planners.items():
+            latency[others].append(planner.plan())
+    return latency
 
 
 class Planner:
@@ -63,10 +85,9 @@ class Planner:
     def __init__(self, units: int, others: int, chain: Chain) -> None:
         layout = hybrid_layout(BLOCK_TOKENS, units)
         arena_bytes = (3 * len(chain.digests) * units + others + 1000) * PAGE_BYTES
-        self._machine = Machine(Limits(host_segments=(arena_bytes,)))
+        limits = Limits(host_segments=(arena_bytes,), objects_max=OBJECTS_MAX)
+        self._machine = Machine(limits)
         prompts.fill(self._machine, layout, others)
-        gc.collect()
-        gc.freeze()  # As the sidecar does.
         attached = events.Attached(
             SESSION, 1, prompts.namespace(layout), layout, units, 0, write=False, writer="bench"
         )
@@ -79,28 +100,23 @@ class Planner:
         self._chain = chain
         self._call = 1
 
-    def __del__(self) -> None:
-        gc.unfreeze()
-
-    def sample(self) -> float:
-        """Return the median of some plans, in milliseconds."""
-        latency = []
-        for _ in range(CALLS):
-            self._call += 1
-            asked = self._client.send(self._plan())
-            before = perf_counter_ns()
-            self._server.receive(asked)
-            (reply,) = self._hear(self._next())
-            assert isinstance(reply, commands.Reply)
-            answer = self._server.send(to_reply(reply.call, reply.body, _no_facts))
-            latency.append(perf_counter_ns() - before)
-            planned = self._take(answer)
-            assert isinstance(planned, wire.Planned)
-            assert planned.boundary == TOKENS - BLOCK_TOKENS, planned.boundary
-            assert planned.ready
-            assert len(planned.pieces) == planned.boundary // BLOCK_TOKENS + 2
-            self._hear(wire.Release([f"request-{self._call}"]))
-        return percentile(latency, 50) / 1e3
+    def plan(self) -> int:
+        """Plan once; return the nanoseconds."""
+        self._call += 1
+        asked = self._client.send(self._plan())
+        before = perf_counter_ns()
+        self._server.receive(asked)
+        (reply,) = self._hear(self._next())
+        assert isinstance(reply, commands.Reply)
+        answer = self._server.send(to_reply(reply.call, reply.body, _no_facts))
+        latency = perf_counter_ns() - before
+        planned = self._take(answer)
+        assert isinstance(planned, wire.Planned)
+        assert planned.boundary == TOKENS - BLOCK_TOKENS, planned.boundary
+        assert planned.ready
+        assert len(planned.pieces) == planned.boundary // BLOCK_TOKENS + 2
+        self._hear(wire.Release([f"request-{self._call}"]))
+        return latency
 
     def _plan(self) -> wire.Plan:
         return wire.Plan(
@@ -135,11 +151,12 @@ class Planner:
         return self._machine.handle(to_event(message, Caller(SESSION, "bench"), 0.0), 0.0)
 
 
-def _no_facts() -> object:
+def _no_facts() -> Telling:
     raise AssertionError("a plan asks for no facts")
 
 
-def _end_to_end(units: int, others: int, chain: Chain, reps: int) -> Iterator[Figure]:
+def _end_to_end(units: int, others: int, chain: Chain, reps: int) -> tuple[Figure, int]:
+    """Return the figure, and what the node keeps in memory beyond the arena and its code."""
     layout = hybrid_layout(BLOCK_TOKENS, units)
     pages = 3 * len(chain.digests) * units + others + 1000
     options = Options(ranks=units, write=False, deadline_s=10.0, required=True)
@@ -149,9 +166,7 @@ def _end_to_end(units: int, others: int, chain: Chain, reps: int) -> Iterator[Fi
             module="tests.bench.prompts",
             arguments=(str(units), str(others)),
         ) as node,
-        Client.attach(
-            node.socket, prompts.namespace(layout), layout, options=options
-        ) as client,
+        Client.attach(node.socket, prompts.namespace(layout), layout, options=options) as client,
     ):
         node.wait_prefaulted()
         values, names = [], iter(range(10**9))
@@ -165,7 +180,9 @@ def _end_to_end(units: int, others: int, chain: Chain, reps: int) -> Iterator[Fi
                 assert plan.ready
                 client.release(plan)
             values.append(percentile(latency, 50) / 1e3)
-    yield Figure("plan", _name("seen by a client", units, others), "ms", tuple(values))
+        resident = node.memory()["RssAnon"]
+    name = _name("seen by a client", units, others)
+    return Figure("plan", name, "ms", tuple(values)), resident
 
 
 def _chain_cost(reps: int) -> Iterator[Figure]:

@@ -72,9 +72,7 @@ def _offers(layout: Layout, chain: Chain) -> Iterator[events.Offer]:
                 yield _offer(layout, index, shard, digest, end)
 
 
-def _offer(
-    layout: Layout, index: int, shard: Shard, digest: bytes, end: int
-) -> events.Offer:
+def _offer(layout: Layout, index: int, shard: Shard, digest: bytes, end: int) -> events.Offer:
     part = layout.parts[index]
     start = 0 if part.is_snapshot else end - BLOCK_TOKENS
     nbytes = part.nbytes(end - start, shard)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tiercache.state import Extent
-from tiercache.testing.tiers import ArenaContract, TierContract
+from tiercache.testing.arenas import ArenaContract
+from tiercache.testing.tiers import TierContract
 from tiercache.tiers.base import Arena, Tier
 from tiercache.tiers.host import HostArena
 from tiercache.tiers.memory import MemoryArena, MemoryTier, Store

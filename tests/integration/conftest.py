@@ -1,15 +1,15 @@
 """A real node for tests that talk to one, and end it without asking."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tiercache.testing.nodes import Launcher, NodeProcess, Table
-
-NewNode = Callable[..., NodeProcess]
+from tiercache.client import Client, Options
+from tiercache.testing import toy
+from tiercache.testing.nodes import START_S, Launcher, NewClient, NewNode, NodeProcess, Table
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +39,17 @@ def node(new_node: NewNode) -> NodeProcess:
     made = new_node()
     made.start()
     return made
+
+
+@pytest.fixture
+def new_client() -> Iterator[NewClient]:
+    """Make a client of the toy model that attaches again at every call: `new_client(node)`."""
+    with ExitStack() as clients:
+
+        def make(node: NodeProcess, *, deadline_s: float = START_S) -> Client:
+            options = Options(name="test", deadline_s=deadline_s, retry_s=0.0)
+            client = Client.attach(node.socket, toy.NAMESPACE, toy.LAYOUT, options=options)
+            clients.callback(client.close)
+            return client
+
+        yield make

@@ -1,6 +1,6 @@
 """A process that works on an NVMe tier until somebody stops it. Run by test_nvme_faults.py.
 
-    nvme_child.py load PATH START [CRASH_POINT COUNT]    write, forget and reclaim for ever
+    nvme_child.py load PATH START [CRASH_POINT COUNT]    write, forget and reclaim for long
     nvme_child.py full PATH                              what a full disk does, on a small filesystem
     nvme_child.py faulty PATH SYNC                       a few writes under strace's faults
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tiercache.errors import Fault
 from tiercache.state import Kind, Label, Layout, Part, Tensor
-from tiercache.testing.tiers import NAMESPACE, content, faults, found_in, read_of, row, write_of
+from tiercache.testing.objects import NAMESPACE, content, faults, found_in, read_of, row, write_of
 from tiercache.tiers import crash
 from tiercache.tiers.base import Write
 from tiercache.tiers.nvme import NvmeTier
@@ -25,6 +25,8 @@ PAGE = 4096
 CAP_BYTES = 64 * MIB
 SEGMENT_BYTES = 512 * 1024
 SEGMENTS_LIVE_MAX = 6
+BATCHES_MAX = 3000
+"""Where a child that nobody stops ends by itself."""
 LAYOUT = Layout((Part("kv", Kind.KV, None, 64, 1, (Tensor("k", "bfloat16", (4,), ("dim",)),)),), 64)
 
 
@@ -54,7 +56,7 @@ class Load:
         self.live: dict[int, list[int]] = {number: [] for number in sorted(tier.segment_bytes())}
 
     def run(self) -> None:
-        while True:
+        for _ in range(BATCHES_MAX):
             batch = [self.one() for _ in range(self.dice.randint(1, 6))]
             assert self.tier.write(batch) == [None] * len(batch)
             for write in batch:

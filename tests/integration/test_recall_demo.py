@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tiercache_transformers.demo import Row, run, table
+from tiercache_transformers.demo import Played, Row, run, table
 from tiercache_transformers.demo_engine import Answer
 
 
@@ -18,13 +18,17 @@ def test_the_demo_holds() -> None:
     shown = io.StringIO()
     console = Console(file=shown, width=80, color_system=None)
     with tempfile.TemporaryDirectory(prefix="tiercache-") as directory:  # Short: it holds a socket.
-        holds = run(console, Path(directory))
-    assert holds, shown.getvalue()
+        played = run(console, Path(directory))
+    assert played.holds, shown.getvalue()
     lines = shown.getvalue().splitlines()
     assert len([line for line in lines if "bit for bit" in line]) == 8
     assert len([line for line in lines if "no reuse" in line]) == 8
     assert max(len(line) for line in lines) <= 80
     assert "Every check holds." in shown.getvalue()
+    told = played.told()
+    assert told.holds
+    assert len(told.cases) == 16
+    assert {case.outcome for case in told.cases} == {"bit for bit", "no reuse"}
 
 
 ANSWER = Answer(
@@ -51,6 +55,7 @@ ROW = Row("B: a case", ANSWER, 1, 8, ANSWER, stored=True)
 )
 def test_a_check_that_fails_is_seen(row: Row, shown: str) -> None:
     assert not row.holds
+    assert not Played({"m": [ROW, row]}, stored=True).holds
     console = Console(file=io.StringIO(), width=100, color_system=None, record=True)
     console.print(table("mla1_kda2", [row]))
     assert shown in console.export_text()
@@ -58,4 +63,6 @@ def test_a_check_that_fails_is_seen(row: Row, shown: str) -> None:
 
 def test_what_holds_is_seen() -> None:
     assert ROW.holds
+    assert Played({"m": [ROW]}, stored=True).holds
+    assert not Played({"m": [ROW]}, stored=False).holds
     assert replace(ROW, stored=False).holds

@@ -255,9 +255,9 @@ INDEX_HOST = re.compile(r"\b(pypi|pythonhosted|pytorch|npmjs|debian|ubuntu)\.(or
 ABSOLUTE = re.compile(r"(?<![\w.:/<>})\]*$-])/([A-Za-z_][\w.-]*)/[\w.<{$-]")
 SYSTEM_ROOTS = {
     "bin", "dev", "etc", "lib", "proc", "run", "sys", "tmp", "usr", "var",
-    "api", "health", "metrics", "ready", "some",
+    "api", "health", "metrics", "ready", "some", "kv",
 }  # fmt: skip
-"""Where a path may start on any machine; the last line is HTTP's, and invented ones."""
+"""Where a path may start on any machine; the last line is HTTP's, invented ones, and the text of keys."""
 
 
 def lines_with(texts: Mapping[str, str], wrong: Callable[[str], bool]) -> list[str]:

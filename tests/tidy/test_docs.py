@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+import typer
+from typer.core import TyperGroup
 
+from tiercache.cli.app import app
 from tiercache.config import Settings, document
 
 GATES = {"test", "fmt-check", "lint", "types"}
@@ -87,6 +90,18 @@ def test_files_that_documents_name_exist(root: Path, texts: Mapping[str, str]) -
         if not (root / name).exists()
     ]
     assert not missing, "\n".join(missing)
+
+
+def test_every_document_is_on_the_map(texts: Mapping[str, str]) -> None:
+    documents = {path for path in texts if path.startswith("docs/")}
+    assert documents <= set(links(texts["ARCHITECTURE.md"]))
+
+
+def test_every_command_is_documented(texts: Mapping[str, str]) -> None:
+    named = set(re.findall(r"^\| `([a-z]+)", texts["docs/cli.md"], re.MULTILINE))
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, TyperGroup)
+    assert commands.commands.keys() <= named
 
 
 def test_the_readme_has_two_commands(texts: Mapping[str, str]) -> None:

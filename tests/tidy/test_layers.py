@@ -24,16 +24,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tables": {"errors"},
     "config": {"errors", "budget", "tables"},
     # Where the siblings meet.
-    "client": PURE | {"wire", "config"},
+    "client": PURE | {"wire"},
+    # In the engine's process, with PyTorch: the node knows nothing of it.
+    "device": PURE | {"client"},
     "runtime": JOINING - {"client"},
-    "testing": JOINING | {"runtime", "testing"},
-    "cli": JOINING | {"runtime", "testing"},
+    "testing": JOINING | {"device", "runtime", "testing"},
+    "cli": JOINING | {"device", "runtime", "testing"},
     "__init__": PURE,
     "__main__": {"cli"},
 }
 
-ADAPTERS_MAY_IMPORT = PURE | {"client", "testing"}
+ADAPTERS_MAY_IMPORT = PURE | {"client", "device", "testing"}
 MAY_IMPORT_ADAPTERS = ("adapters/", "tiercache/cli/")
+MAY_IMPORT_KERNELS = ("adapters/", "kernels/", "tiercache/device/")
+KERNELS_MAY_IMPORT = {"numba", "numpy", "torch", "triton", "tiercache_kernels"}
+"""And the standard library: a leaf, which knows nothing of ours."""
 
 STDLIB_ONLY_WITH = {"state": {"msgspec"}, "core": {"msgspec"}, "wire": {"msgspec"}}
 
@@ -44,7 +49,8 @@ IMPURE = {
 }  # fmt: skip
 """What the core, the wire and the vocabulary must not reach: clocks, dice, files, other threads."""
 
-HEAVY = ("torch", "triton", "sglang", "vllm", "transformers", "rocksdict", "aiohttp")
+ENGINES = {"torch", "triton", "numba", "tiercache_kernels", "sglang", "vllm", "transformers"}
+HEAVY = (*sorted(ENGINES), "rocksdict", "aiohttp")
 
 
 def imports(tree: ast.Module, path: str) -> Iterator[tuple[str, bool]]:
@@ -89,9 +95,22 @@ def test_layers_import_only_what_they_may(trees: Mapping[str, ast.Module]) -> No
         for name, _ in imports(tree, path):
             package, _, rest = name.partition(".")
             ours = package == "tiercache" and rest.split(".")[0] not in allowed
-            glue = package.startswith("tiercache_") and not path.startswith(MAY_IMPORT_ADAPTERS)
+            glue = package.startswith("tiercache_") and not path.startswith(
+                MAY_IMPORT_KERNELS if package == "tiercache_kernels" else MAY_IMPORT_ADAPTERS
+            )
             if ours or glue:
                 wrong.append(f"{path} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_kernels_are_a_leaf(trees: Mapping[str, ast.Module]) -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in trees.items()
+        if path.startswith("kernels/")
+        for name, _ in imports(tree, path)
+        if name.split(".")[0] not in KERNELS_MAY_IMPORT | sys.stdlib_module_names
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -145,8 +164,8 @@ def test_the_sidecar_never_loads_an_engine(trees: Mapping[str, ast.Module]) -> N
     wrong = [
         f"{path} imports {name}"
         for path, tree in trees.items()
-        if path.startswith("tiercache/") and layer_of(path) not in {"cli", "testing"}
+        if path.startswith("tiercache/") and layer_of(path) not in {"cli", "device", "testing"}
         for name, _ in imports(tree, path)
-        if name.split(".")[0] in {"torch", "triton", "sglang", "vllm", "transformers"}
+        if name.split(".")[0] in ENGINES
     ]
     assert not wrong, "\n".join(wrong)

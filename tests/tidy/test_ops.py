@@ -238,6 +238,22 @@ def test_the_image_is_small_and_nobodys_root(root: Path) -> None:
     assert user != "root"
     assert not user.startswith("0")
     assert not any("torch" in line or "[transformers]" in line for line in lines)
-    copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]
+    copied = {
+        name
+        for line in lines
+        if line.startswith("COPY") and "--from" not in line
+        for name in line.split()[1:-1]
+    }
     for name in copied:
-        assert name.startswith(("--", "/")) or (root / name).exists(), name
+        assert (root / name).exists(), name
+    ignored = (root / "ops/Dockerfile.dockerignore").read_text().splitlines()
+    assert {f"!{name}" for name in copied} == {line for line in ignored if line.startswith("!")}
+
+
+def test_the_image_is_built_from_all_packages(root: Path) -> None:
+    with (root / "pyproject.toml").open("rb") as file:
+        wheel = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = (root / "ops/Dockerfile").read_text()
+    for package in wheel["packages"]:
+        top = package.split("/")[0]
+        assert f"COPY {top} {top}\n" in copied, package

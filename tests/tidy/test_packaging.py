@@ -12,7 +12,7 @@ from typing import cast
 
 import tiercache
 
-PACKAGES = {"tiercache", "tiercache_transformers"}
+PACKAGES = {"tiercache", "tiercache_kernels", "tiercache_transformers"}
 SOURCE_ROOTS = ("adapters", "kernels", "ops", "tests")
 
 

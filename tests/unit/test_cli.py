@@ -252,6 +252,16 @@ def test_inspect_prints_everything(node: AnsweringNode) -> None:
     assert "4-8" in shown
 
 
+def test_inspect_looks_on_where_a_node_found_nothing_at_once(node: AnsweringNode) -> None:
+    node.reports(wire.Inspect, commands.Rows([], 7))
+    node.reports(wire.List, commands.Rows([], 8), commands.Rows([row(1)], 9), commands.Rows([], 0))
+    result = run(node, "inspect", "ab")
+    assert (result.exit_code, result.stderr) == (Exit.OK, "")
+    assert result.stdout.count("boundary") == 1
+    asked = [wire.List(3, 7, 64, "ab"), wire.List(4, 8, 64, "ab"), wire.List(5, 9, 63, "ab")]
+    assert node.asked(wire.List) == asked
+
+
 def test_a_name_that_matches_nothing_is_an_error(node: AnsweringNode) -> None:
     node.reports(wire.List, commands.Rows([], 0))
     node.reports(wire.Inspect, commands.Rows([], 0))
@@ -370,3 +380,18 @@ def test_every_iterator_checks_that_pages_advance(node: AnsweringNode) -> None:
         next(pages)
         with pytest.raises(ProtocolError, match="5 after 5"):
             next(pages)
+
+
+@pytest.mark.parametrize("prefix", ["a" * FRAME_BYTES_MAX, "\udcff"])
+def test_what_no_message_can_hold_is_wrong_usage(node: AnsweringNode, prefix: str) -> None:
+    result = run(node, "ls", prefix)
+    assert result.exit_code == Exit.USAGE
+    assert "cannot be sent" in complaint(result)
+
+
+def test_inspect_stops_where_nobody_reads_on(node: AnsweringNode) -> None:
+    node.reports(wire.Inspect, commands.Rows([row(number) for number in range(20)], 0))
+    result = run(node, "inspect", "ab")
+    assert result.stdout.count("boundary") == result.stdout.count("\n\n") + 1 == 16
+    assert "There are more" in result.stderr
+    assert len(json.loads(run(node, "inspect", "ab", "--json").stdout)) == 20

@@ -7,10 +7,12 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tiercache import __version__
@@ -99,6 +101,7 @@ def test_help_loads_neither_rich_nor_a_node() -> None:
         (["stats", "--watch", "-1"], "--watch"),
         (["stats", "--socket", ""], "no node"),
         (["ls", "--limit", "-1"], "--limit"),
+        (["ls", "--limit", "0"], "--limit"),
         (["inspect"], "key"),
         (["inspect", ""], "tiercache ls"),
         (["evict"], "PREFIX"),
@@ -207,15 +210,30 @@ def test_serve_runs_a_node_with_the_settings(
     assert ran[0].host.bytes == 64 << 20
 
 
-def test_the_demo_ends_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    def watch() -> int:
-        return 7
+class Played(NamedTuple):
+    """What the CLI asks of a demo that was played."""
+
+    holds: bool
+
+    def told(self) -> dict[str, bool]:
+        return {"holds": self.holds}
+
+
+@pytest.mark.parametrize(("holds", "code"), [(True, Exit.OK), (False, Exit.CONTENT)])
+def test_the_demo_ends_as_it_went(monkeypatch: pytest.MonkeyPatch, holds: bool, code: Exit) -> None:  # noqa: FBT001
+    def play(console: Console) -> Played:
+        console.print("the table")
+        return Played(holds)
 
     demo = ModuleType("tiercache_transformers.demo")
-    monkeypatch.setattr(demo, "main", watch, raising=False)
+    monkeypatch.setattr(demo, "play", play, raising=False)
     monkeypatch.setitem(sys.modules, "tiercache_transformers", ModuleType("tiercache_transformers"))
     monkeypatch.setitem(sys.modules, "tiercache_transformers.demo", demo)
-    assert run("demo").exit_code == 7
+    shown = run("demo")
+    assert (shown.exit_code, shown.stdout) == (code, "the table\n")
+    told = run("demo", "--json")
+    assert (told.exit_code, json.loads(told.stdout)) == (code, {"holds": holds})
+    assert run("demo", "--fast").exit_code == Exit.USAGE
 
 
 def test_the_demo_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from xxhash import xxh3_128_digest
 from tiercache.core import commands, events
 from tiercache.errors import Fault, StorageFault
 from tiercache.runtime import executor as module
-from tiercache.runtime.absent import AbsentTier
 from tiercache.runtime.executor import SEAL_INLINE_BYTES_MAX, STEP_BYTES_MAX, Executor, split
 from tiercache.state import Extent, Key, Kind, Label, Layout, Part, Record, Shard, Tensor
 from tiercache.tiers.base import Tier, Write
@@ -66,11 +65,8 @@ def record(content: bytes, number: int) -> Record:
 async def test_a_small_seal_is_done_at_once() -> None:
     rig = Rig()
     _, extent = rig.put(b"a" * 5000, 0)
-    padding = rig.arena.view(extent)[5000:]
-    padding[:] = b"x" * len(padding)
     outcome = rig.executor.execute(commands.Seal(3, [(extent, 5000)]))
     assert outcome == events.Sealed(3, [xxh3_128_digest(b"a" * 5000)])
-    assert bytes(padding) == bytes(len(padding)), "what lies behind the object is zeroed"
     assert bytes(rig.arena.view(extent)[:5000]) == b"a" * 5000
     rig.close()
 
@@ -242,6 +238,16 @@ async def test_writes_keep_to_their_rate_until_told_to_hurry() -> None:
     rig.close()
 
 
+async def test_an_outcome_that_was_not_heard_keeps_it_busy() -> None:
+    rig = Rig(MemoryTier())
+    label, source = rig.put(b"a" * 100, 0)
+    rig.executor.execute(commands.Store(1, [(label, source, Extent(1, 0, PAGE))]))
+    rig.close()  # The writer has ended, and the loop did not run since.
+    assert rig.executor.busy()
+    await rig.outcome()
+    assert not rig.executor.busy()
+
+
 async def test_changes_wait_for_the_tier() -> None:
     rig = Rig()
     label, source = rig.put(b"a" * 100, 0)
@@ -256,8 +262,29 @@ async def test_changes_wait_for_the_tier() -> None:
     rig.close()
 
 
-async def test_a_tier_that_cannot_be_had_fails_every_change() -> None:
-    rig = Rig(AbsentTier(StorageFault(Fault.IO, "gone")))
+class Broken(Wrapped):
+    """A tier whose device fails every change."""
+
+    fault = StorageFault(Fault.IO, "gone")
+
+    def write(self, batch: Sequence[Write]) -> list[StorageFault | None]:
+        return [self.fault] * len(batch)
+
+    def forget(self, keys: Iterable[Key]) -> StorageFault:
+        del keys
+        return self.fault
+
+    def reclaim(self, segments: Iterable[int], keys: Iterable[Key]) -> StorageFault:
+        del segments, keys
+        return self.fault
+
+    def remember(self, label: Label, layout: Layout) -> StorageFault:
+        del label, layout
+        return self.fault
+
+
+async def test_every_change_that_fails_is_reported() -> None:
+    rig = Rig(Broken(MemoryTier()))
     label, source = rig.put(b"a" * 100, 0)
     rig.executor.execute(commands.Store(1, [(label, source, Extent(1, 0, PAGE))]))
     rig.executor.execute(commands.Wipe(2, [label.key]))
@@ -294,11 +321,17 @@ def test_work_is_split_by_bytes_and_every_item_is_in_one_part() -> None:
     assert split([1, 3 * step, 1]) == [(0, 1), (1, 2), (2, 3)]
 
 
-async def test_large_padding_is_zeroed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pages", [2, 10])
+async def test_what_lies_behind_an_object_is_zeroed_before_it_is_stored(
+    monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
     monkeypatch.setattr(module, "_ZEROS", memoryview(bytes(PAGE)))
     rig = Rig()
-    extent = Extent(0, 0, 10 * PAGE)
-    rig.arena.view(extent)[:] = b"x" * extent.size
-    module.seal(rig.arena, extent, 5000)
-    assert bytes(rig.arena.view(extent)) == b"x" * 5000 + bytes(extent.size - 5000)
+    record, _ = rig.put(b"a" * 5000, 0)
+    extent = Extent(0, 0, pages * PAGE)
+    rig.arena.view(extent)[5000:] = b"x" * (extent.size - 5000)
+    rig.executor.use(MemoryTier())
+    rig.executor.execute(commands.Store(1, [(record, extent, Extent(1, 0, extent.size))]))
+    assert await rig.outcome() == events.Stored(1, [None])
+    assert bytes(rig.arena.view(extent)) == b"a" * 5000 + bytes(extent.size - 5000)
     rig.close()

@@ -36,9 +36,19 @@ def test_only_this_user_may_connect(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_umask_is_as_before(tmp_path: Path) -> None:
+def test_a_shared_socket_lets_everybody_connect_and_nobody_look_around(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "node.sock"
+    listener = Listener(path, shared=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
+    assert stat.S_IMODE(path.with_name("node.sock.lock").stat().st_mode) == 0o600
+    listener.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_umask_is_as_before(tmp_path: Path, shared: bool) -> None:  # noqa: FBT001
     before = os.umask(0o022)
-    Listener(tmp_path / "s").close()
+    Listener(tmp_path / "s", shared=shared).close()
     assert os.umask(before) == 0o022
 
 

@@ -31,11 +31,15 @@ def test_one_event_is_one_line_of_pairs(lines: io.StringIO) -> None:
     assert line.startswith("time=2")
 
 
-@pytest.mark.parametrize("value", ["a b", 'quo"te', "new\nline", "a=b", "é", ""])
+@pytest.mark.parametrize(
+    "value", ["a b", 'quo"te', "new\nline", "a=b", "é", "", "\u2028", "\x9b31m", "\x7f", "\udcff"]
+)
 def test_odd_values_are_quoted_and_stay_on_the_line(lines: io.StringIO, value: str) -> None:
     say(logging.WARNING, "refused", reason=value)
     text = lines.getvalue()
     assert text.count("\n") == 1
+    assert text[:-1].isascii()
+    assert text[:-1].isprintable()
     assert json.loads(text.split(" reason=", 1)[1]) == value
 
 

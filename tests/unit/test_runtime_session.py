@@ -203,3 +203,16 @@ def test_who_is_not_let_in_is_told_why() -> None:
     assert theirs.recv(1) == b""
     theirs.close()
     pair.close()
+
+
+def test_a_client_that_hung_up_is_heard_to_its_end(pair: Pair) -> None:
+    """Its goodbye may lie behind the question whose answer finds nobody."""
+    assert pair.say(wire.Stats(2), wire.Stats(3)) == [wire.Stats(2), wire.Stats(3)]
+    pair.theirs.sendall(pair.side.send(wire.Detach()))
+    pair.theirs.shutdown(socket.SHUT_RDWR)
+    for call in (2, 3):
+        pair.session.answer(wire.Report(call, b"{}"))
+        assert pair.session.flush()
+    assert pair.session.receive()
+    assert [*pair.heard()] == [wire.Detach()]
+    assert not pair.session.receive()

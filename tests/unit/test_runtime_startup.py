@@ -1,12 +1,13 @@
 """What a start decides from its settings."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tiercache.config import Settings, parse
 from tiercache.errors import ConfigError
-from tiercache.runtime.startup import allowed_uids, arm, decide, limits_of
+from tiercache.runtime.startup import admits_others, allowed_uids, arm, decide, limits_of
 from tiercache.tiers import crash
 
 MIB = 1024 * 1024
@@ -58,7 +59,7 @@ def test_every_setting_reaches_the_core() -> None:
             "batch_max": 21,
             "namespaces_max": 22,
             "request_bytes_max": 23,
-            "leases_max": 24,
+            "leases_per_session_max": 24,
             "lease_s_max": 25.5,
             "plans_max": 26,
             "write_back_queue_max": 27,
@@ -78,9 +79,14 @@ def test_every_setting_reaches_the_core() -> None:
 
 
 def test_this_user_root_and_whom_the_settings_name_may_connect() -> None:
-    import os
-
     assert allowed_uids(settings(node={"admin_uids": [1234]})) == {os.geteuid(), 0, 1234}
+
+
+@pytest.mark.parametrize(
+    ("uids", "others"), [([], False), ([0], False), ([os.geteuid()], False), ([1234], True)]
+)
+def test_the_socket_is_opened_only_for_other_users(uids: list[int], others: bool) -> None:  # noqa: FBT001
+    assert admits_others(settings(node={"admin_uids": uids})) is others
 
 
 def test_a_crash_point_is_armed_by_name_and_count() -> None:

@@ -19,6 +19,7 @@ from tiercache.runtime.telemetry import (
 RUNTIME_GAUGES = {
     "ready",
     "nvme_scanned",
+    "nvme_failed",
     "open_connections",
     "arena_bytes",
     "arena_prefaulted_bytes",

@@ -13,6 +13,7 @@ from tiercache.runtime.translate import (
     Caller,
     NodeFacts,
     Spoken,
+    Telling,
     to_event,
     to_reply,
 )
@@ -37,6 +38,7 @@ NAMESPACE = Namespace.of(LAYOUT, model="m", weights="w", tokenizer="t")
 CALLER = Caller(7, "engine")
 D = bytes(range(32))
 FACTS = NodeFacts("1", 1, "b", 1, "/s", 1.5, 2, 4096, 0, "off")
+TELLING = Telling(FACTS, {"requests": {"": 3}}, {"ready": {"": 1.0}})
 PIECE = Piece(0, 0, 2, "native", 0, 4, 0, 4096, 64)
 
 CASES: list[tuple[Spoken, events.Event]] = [
@@ -54,7 +56,10 @@ CASES: list[tuple[Spoken, events.Event]] = [
             events.Capture(4, 2), True,
         ),
     ),
-    (wire.Load(3, "r", "l", "s", 1500), events.LoadAsked(7, 3, "r", "l", "s", 101.5)),
+    (
+        wire.Load(3, "r", "l", "s", 64, b"d" * 32, 1500),
+        events.LoadAsked(7, 3, "r", "l", "s", 64, b"d" * 32, 101.5),
+    ),
     (
         wire.Reserve(4, "r", "l", "s", [wire.Offer(0, 0, 2, "native", D, b"", 0, 4, 64, D, 1)]),
         events.ReserveAsked(
@@ -130,11 +135,11 @@ ANSWERS: list[tuple[commands.ReplyBody, wire.Reply]] = [
 
 @pytest.mark.parametrize(("body", "message"), ANSWERS, ids=lambda case: type(case).__name__)
 def test_an_answer_becomes_its_message(body: commands.ReplyBody, message: wire.Reply) -> None:
-    assert to_reply(5, body, lambda: FACTS) == message
+    assert to_reply(5, body, lambda: TELLING) == message
 
 
 def document(body: commands.ReplyBody) -> object:
-    reply = to_reply(5, body, lambda: FACTS)
+    reply = to_reply(5, body, lambda: TELLING)
     assert isinstance(reply, wire.Report)
     return json.loads(reply.body)
 
@@ -166,13 +171,14 @@ def test_the_answer_to_stats_says_who_answers() -> None:
     stats = document(commands.Stats({"commits": {"": 1}}, {"leases": {"": 0}}, [(label, {"n": 1})]))
     assert isinstance(stats, dict)
     assert stats["node"]["boot"] == "b"
-    assert stats["counters"] == {"commits": {"": 1}}
+    assert stats["counters"] == {"commits": {"": 1}, "requests": {"": 3}}
+    assert stats["gauges"] == {"leases": {"": 0}, "ready": {"": 1}}
     assert stats["namespaces"][0][1] == {"n": 1}
 
 
 def test_only_the_session_answers_an_accepted_attach() -> None:
     with pytest.raises(AssertionError):
-        to_reply(5, commands.Accepted(), lambda: FACTS)
+        to_reply(5, commands.Accepted(), lambda: TELLING)
 
 
 def test_every_answer_is_covered() -> None:

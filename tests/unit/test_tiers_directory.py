@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiercache.errors import ConfigError
+from tiercache.errors import ConfigError, Fault, StorageFault
 from tiercache.tiers.directory import FORMAT_VERSION, Directory
 
 
@@ -105,4 +105,20 @@ def test_used_bytes_is_what_the_filesystem_says(path: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, 50 * 4096)
     assert directory.used_bytes() - empty == 102_400 + 50 * 4096
     assert directory.index_bytes() >= 50 * 4096
+    directory.close()
+
+
+def test_a_device_that_cannot_be_looked_at_is_a_fault(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Directory(path)
+
+    def fail(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", fail)
+        with pytest.raises(StorageFault) as caught:
+            directory.index_bytes()
+    assert caught.value.fault is Fault.IO
     directory.close()

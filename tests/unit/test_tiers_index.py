@@ -5,12 +5,14 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+import rocksdict
 
 from tiercache.errors import Fault, StorageFault
 from tiercache.state import Extent, Key, Shard
-from tiercache.testing.tiers import record_of
+from tiercache.testing.objects import record_of
 from tiercache.tiers import nvme_index as module
 from tiercache.tiers.nvme_entry import decode_entry, encode_entry, object_key
 from tiercache.tiers.nvme_index import Index
@@ -136,6 +138,26 @@ def test_a_flipped_bit_costs_a_few_entries(folder: Path, caplog: pytest.LogCaptu
     assert len(everything(index)) == len(kept) + 1
     assert not index.rebuilt
     index.close()
+
+
+class Damaged:
+    """A database that finds itself damaged at its first write, as compaction may."""
+
+    def __init__(self, inner: rocksdict.Rdict) -> None:
+        self.close = inner.close
+
+    def write(self, *_: object) -> None:
+        raise Exception("Corruption: block checksum mismatch")  # noqa: TRY002 - as rocksdict does
+
+
+def test_a_write_to_a_damaged_index_goes_into_the_rebuilt_one(index: Index) -> None:
+    stored = entries(50)
+    index.write(stored[:40])
+    assert index._db is not None
+    index._db = cast("rocksdict.Rdict", Damaged(index._db))
+    index.write(stored[40:], [stored[0][0]])
+    assert index.rebuilt
+    assert everything(index) == stored[1:]
 
 
 @pytest.mark.parametrize("victim", ["CURRENT", "MANIFEST-*", "*.sst"])

@@ -10,7 +10,7 @@ import xxhash
 
 from tiercache.errors import ConfigError, Fault
 from tiercache.state import Extent, Key, Record, Shard
-from tiercache.testing.tiers import (
+from tiercache.testing.objects import (
     NAMESPACE,
     content,
     faults,

@@ -152,3 +152,17 @@ def test_a_filesystem_that_cannot_allocate(
     make(segments, 1)
     assert segments.sizes() == {1: SIZE}
     segments.sync_folder()
+
+
+@pytest.mark.parametrize("call", ["statvfs", "open"])
+def test_a_device_that_fails_while_a_segment_is_made_is_a_fault(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(StorageFault) as caught:
+        make(segments, 1)
+    assert caught.value.fault is Fault.IO
+    assert segments.sizes() == {}

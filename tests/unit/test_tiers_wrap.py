@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tiercache.errors import Fault, StorageFault
-from tiercache.testing.tiers import faults, read_of, row
+from tiercache.testing.objects import faults, read_of, row
 from tiercache.tiers.base import Read, Write
 from tiercache.tiers.memory import MemoryTier
 from tiercache.tiers.wrap import (

@@ -41,7 +41,7 @@ FROM_CLIENT: list[wire.FromClient] = [
         wire.Capture(8, 2),
         False,
     ),
-    wire.Load(2, "r", "l", "s", 100),
+    wire.Load(2, "r", "l", "s", 8, b"d" * 32, 100),
     wire.Reserve(2, "r", "", "", [wire.Offer(0, 0, 1, "native", b"d", b"", 0, 4, 32, b"p", 1)]),
     wire.Fetch(2, "r", "", "", [wire.Wanted(0, 0, 1, "native", b"d" * 32)], 0),
     wire.Flush(2, True, 1),

@@ -23,6 +23,7 @@ ROW_BYTES_MAX = 4_096
 """What one object takes in a report, names included; bounds how many are asked for at a time."""
 
 VERIFY_OBJECTS = 64
+INSPECT_ROWS = 64
 CLIENT = f"tiercache-cli/{os.getpid()}"
 
 Question = wire.Stats | wire.List | wire.Inspect | wire.Evict | wire.Clear | wire.Verify
@@ -82,8 +83,17 @@ class Admin:
             cursor = _further(cursor, page.cursor)
 
     def inspect(self, key: str) -> Rows:
-        """Return the objects whose key starts with `key`, as many as the node tells at once."""
-        return self._ask(wire.Inspect(next(self._calls), key), Rows)
+        """Return the first objects whose key starts with `key`, `INSPECT_ROWS` at most; `cursor` is 0
+        when there are no more."""
+        page = self._ask(wire.Inspect(next(self._calls), key), Rows)
+        rows, cursor = page.rows, page.cursor
+        # A node looks through some of its objects at a time, and may have found none among them.
+        while cursor and len(rows) < INSPECT_ROWS:
+            question = wire.List(next(self._calls), cursor, INSPECT_ROWS - len(rows), key)
+            page = self._ask(question, Rows)
+            rows = [*rows, *page.rows]
+            cursor = page.cursor and _further(cursor, page.cursor)
+        return Rows(rows, cursor)
 
     def evict(self, prefix: str, tier: str, nbytes: int) -> Evicted:
         """Drop objects nobody uses; parameters as in the message."""

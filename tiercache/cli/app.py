@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tiercache.cli.exits import Commands, ContentError, Exit, UsageError
+from tiercache.cli.quality import quality
 from tiercache.cli.text import as_json, size
 from tiercache.errors import ConfigError
 
@@ -108,7 +109,9 @@ def show_config(
 def stats(
     watch: Annotated[
         float,
-        typer.Option("--watch", metavar="SECONDS", min=0, max=86_400, help="Again and again."),
+        typer.Option(
+            "--watch", metavar="SECONDS", min=0, max=86_400, help="Repeat every SECONDS; 0: once."
+        ),
     ] = 0.0,
     socket: Socket = "",
     json: Json = False,
@@ -127,15 +130,15 @@ def ls(
     prefix: Annotated[str, typer.Argument(help="Only keys that start with this.")] = "",
     long: Annotated[bool, typer.Option("--long", help="Print whole keys.")] = False,
     limit: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--limit",
             metavar="N",
-            min=0,
+            min=1,
             help=f"Stop after N objects [default: {TABLE_ROWS_MAX} in a table, all with --json].",
             show_default=False,
         ),
-    ] = 0,
+    ] = None,
     socket: Socket = "",
     json: Json = False,
     deadline: Deadline = 5.0,
@@ -193,7 +196,11 @@ def evict(
     ] = None,
     nbytes: Annotated[
         str,
-        typer.Option("--bytes", metavar="N", help="Stop once that much is free, such as 512MiB."),
+        typer.Option(
+            "--bytes",
+            metavar="N",
+            help="Stop once N bytes were dropped, such as 512MiB; copies in both tiers count.",
+        ),
     ] = "",
     socket: Socket = "",
     json: Json = False,
@@ -267,8 +274,10 @@ def verify(
 
 
 @app.command()
-def demo() -> None:
-    """Watch two processes share the state of a real model."""
+def demo(json: Json = False) -> None:
+    """Watch two processes share the state of a real model; ends with 1 when a check fails."""
+    from rich.console import Console
+
     try:
         module = importlib.import_module("tiercache_transformers.demo")
     except ModuleNotFoundError as error:
@@ -279,7 +288,13 @@ def demo() -> None:
             f"the demo needs {missing}, which is not installed: run `make demo` in a checkout, or "
             f"install tiercache from it with the extra `transformers`"
         ) from error
-    raise typer.Exit(int(module.main()))
+    played = module.play(Console(stderr=json))
+    if json:
+        typer.echo(as_json(played.told()))
+    raise typer.Exit(Exit.OK if played.holds else Exit.CONTENT)
+
+
+app.command()(quality)
 
 
 def _node(socket: str, deadline_s: float) -> "Admin":

@@ -34,7 +34,7 @@ class ContentError(TiercacheError):
 
 
 class UsageError(TiercacheError):
-    """The node understood the question and says that it cannot be asked like this."""
+    """The command line asks for what cannot be asked, as it or the node says."""
 
 
 def exit_code(error: TiercacheError) -> Exit:

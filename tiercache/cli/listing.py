@@ -11,11 +11,11 @@ from tiercache.cli.replies import Rows
 from tiercache.cli.text import as_json
 
 
-def as_json_array(pages: Iterator[Rows], limit: int) -> int:
-    """Print `limit` objects at most (0: all), one per line of one JSON array; return how many."""
+def as_json_array(pages: Iterator[Rows], limit: int | None) -> int:
+    """Print `limit` objects at most (None: all), one per line of one JSON array; return how many."""
     found = 0
     typer.echo("[", nl=False)
-    for item in islice(_objects(pages), limit or None):
+    for item in islice(_objects(pages), limit):
         typer.echo(("," if found else "") + "\n" + as_json(item), nl=False)
         found += 1
     typer.echo("\n]" if found else "]")

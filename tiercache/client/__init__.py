@@ -11,6 +11,7 @@
 Importing this loads no torch.
 """
 
+from tiercache.client.aio import AsyncClient
 from tiercache.client.arena import copy_into
 from tiercache.client.plan import Holding, Plan
 from tiercache.client.sync import Client
@@ -18,6 +19,7 @@ from tiercache.client.values import Blob, Flushed, Options, Saved, Scope, Wanted
 from tiercache.wire.messages import Capture
 
 __all__ = [
+    "AsyncClient",
     "Blob",
     "Capture",
     "Client",

@@ -16,6 +16,7 @@ from tiercache.client.attempts import Silence
 from tiercache.client.checks import Form
 from tiercache.client.handshake import Handshake
 from tiercache.client.link import RECEIVE_BYTES, receive_some
+from tiercache.client.parting import part_from
 from tiercache.client.session import Call, Session
 from tiercache.client.values import Options
 from tiercache.errors import ProtocolError, UnavailableError
@@ -152,8 +153,8 @@ class AsyncLink:
     def _drain(self) -> None:
         session = self.session
         try:
-            while not session.ended and (waiting := session.outgoing()):
-                session.sent(self._sock.send(waiting))
+            while session.queued and not session.ended:
+                session.sent(self._sock.send(session.outgoing()))
                 if not self._room.is_set():  # It has read something.
                     self._silence.heard(monotonic())
         except BlockingIOError:
@@ -191,6 +192,9 @@ class AsyncLink:
         except ProtocolError as fault:
             self.session.end(f"the node broke the protocol: {fault}")
         self._drain()
+        if self._hung_up.poll(0):
+            # uvloop calls once after an error, such as a node that died with calls unread.
+            self.loop.call_soon(self._read)
 
     def _settle(self) -> None:
         self._on_loop(self._settle_now)
@@ -207,8 +211,6 @@ class AsyncLink:
         if self.session.writers:
             return
         self._shut = True
-        with suppress(OSError):
-            if farewell := self.session.farewell():
-                self._sock.send(farewell)
-            self._sock.shutdown(socket.SHUT_RDWR)
+        part_from(self._sock, self.session.farewell())
         self._sock.close()
+        self.session.part()

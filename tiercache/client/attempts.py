@@ -3,10 +3,12 @@
 import logging
 from typing import Final
 
+from tiercache.errors import ProtocolError, RefusedError, UnavailableError
+
 REFUSED_S: Final = 30.0
 """How long a refusal stands before the client asks again."""
 
-SLOW_RETRY_S_MAX: Final = 30.0
+SLOW_RETRY_S_MAX: Final = 10.0
 """Longest pause after attempts that cost their whole deadline; it doubles up to here."""
 
 SILENT_DEADLINES: Final = 8
@@ -52,15 +54,28 @@ class Attempts:
         self.status = f"detached: {why}"
         self.note(f"running uncached: {why}")
 
-    def timed_out(self, now: float) -> None:
-        """The attempt ended at `now` without an answer: the next costs its deadline, too."""
+    def failed(
+        self, now: float, fault: RefusedError | ProtocolError | OSError, path: str
+    ) -> UnavailableError:
+        """The attempt at the node of `path` ended at `now`; return what the call then ends with."""
+        match fault:
+            case TimeoutError():
+                self._timed_out(now)
+                return UnavailableError("deadline")
+            case OSError():
+                self.detached(f"{path}: {fault.strerror or fault}")
+            case _:
+                self._refused(now, str(fault))
+        return UnavailableError(f"unavailable: {self.status}")
+
+    def _timed_out(self, now: float) -> None:
+        # The next one will cost its whole deadline, too.
         pause = min(SLOW_RETRY_S_MAX, self._retry_s * 2**self._slow)
         self._slow = min(self._slow + 1, 16)
         self._next = max(self._next, now + pause)
         self.detached("the node does not answer")
 
-    def refused(self, now: float, why: str) -> None:
-        """The node will not serve this client."""
+    def _refused(self, now: float, why: str) -> None:
         self._next = now + REFUSED_S
         self.status = f"refused: {why}"
         self.note(f"running uncached: the node refused: {why}")
@@ -80,18 +95,18 @@ class Silence:
     def __init__(self, deadline_s: float, now: float) -> None:
         self._deadline_s = deadline_s
         self._heard_at = now
-        self._until = 0.0
+        self.until = 0.0
 
     def heard(self, now: float) -> None:
         """Something came from the node."""
         self._heard_at = now
-        self._until = 0.0
+        self.until = 0.0
 
     def missed(self, now: float) -> None:
         """A call ended unanswered."""
         if self._heard_at <= now - self._deadline_s:
-            self._until = now + SILENT_DEADLINES * self._deadline_s
+            self.until = now + SILENT_DEADLINES * self._deadline_s
 
     def lasts(self, now: float) -> bool:
         """Whether the node is silent."""
-        return now < self._until
+        return self.until > now

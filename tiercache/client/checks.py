@@ -77,6 +77,7 @@ class Form:
             end=blob.end,
             nbytes=data.nbytes,
             parent=parent,
+            requantised=blob.requantised,
         )
         return Job(offer, data)
 

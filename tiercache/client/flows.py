@@ -8,10 +8,11 @@ so a driver closes it on every path. Arguments are checked before the first step
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias, TypeVar
 
+from tiercache.client.arena import Arena
 from tiercache.client.checks import Form, Job
 from tiercache.client.plan import Holding, Leased, Plan
 from tiercache.client.session import Call, Session
@@ -35,7 +36,9 @@ class Copying:
     """Bytes to be copied into granted places."""
 
     session: Session
+    arena: Arena
     jobs: Sequence[tuple[Job, wire.Grant]]
+    checksums: list[bytes] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -43,10 +46,11 @@ class Copying:
         return sum(job.data.nbytes for job, _ in self.jobs)
 
     def run(self) -> None:
-        """Copy. Raises UnavailableError when the attachment is over."""
+        """Copy, and fill in the checksums. Raises UnavailableError when the attachment is over."""
         with self.session.writing():
             for job, grant in self.jobs:
-                self.session.arena.write(grant.segment, grant.offset, job.data)
+                checksum = self.arena.write(grant.segment, grant.offset, job.data)
+                self.checksums.append(checksum)
 
 
 Step: TypeAlias = Attach | Call | Copying
@@ -73,6 +77,7 @@ def planning(form: Form, request: str, chain: Chain, limit: int | None, scope: S
                 reply = yield from _plan(session, request, chain, limit, scope, tails)
             if not 0 <= reply.boundary <= limit:
                 raise session.fail(f"the node planned {reply.boundary} of {limit} tokens")
+            arena = session.arena
         except BaseException:
             lease.release()
             raise
@@ -88,7 +93,7 @@ def planning(form: Form, request: str, chain: Chain, limit: int | None, scope: S
         reason=reply.reason,
         chain=chain,
         scope=scope,
-        leased=Leased(session, lease, form.layout, reply.pieces),
+        leased=Leased(session, arena, lease, form.layout, reply.pieces),
     )
 
 
@@ -119,6 +124,7 @@ def _plan(
             codecs=list(scope.codecs),
             capture=scope.capture,
             all_ranks=scope.all_ranks,
+            reshard=scope.reshard,
         ),
     )
     assert isinstance(reply, wire.Planned)
@@ -166,7 +172,15 @@ def loading(form: Form, plan: Plan, wait_s: float) -> Flow[Plan]:
         scope = plan.scope
         reply = yield from _asked(
             session,
-            wire.Load(session.number(), plan.request, scope.lora, scope.salt, wait_ms),
+            wire.Load(
+                session.number(),
+                plan.request,
+                scope.lora,
+                scope.salt,
+                plan.boundary,
+                plan.digest,
+                wait_ms,
+            ),
         )
         assert isinstance(reply, wire.Loaded)
         if not 0 <= reply.boundary <= plan.boundary:
@@ -183,7 +197,7 @@ def loading(form: Form, plan: Plan, wait_s: float) -> Flow[Plan]:
         reason=reply.reason,
         chain=plan.chain,
         scope=plan.scope,
-        leased=Leased(leased.session, leased.lease, form.layout, reply.pieces),
+        leased=Leased(leased.session, leased.arena, leased.lease, form.layout, reply.pieces),
     )
 
 
@@ -212,12 +226,13 @@ def fetching(
             assert isinstance(reply, wire.Fetched)
             if len(reply.pieces) != len(asked):
                 raise session.fail(f"{len(reply.pieces)} pieces for {len(asked)} objects")
+            leased = Leased(session, session.arena, lease, form.layout, reply.pieces)
         except BaseException:
             lease.release()
             raise
     except UnavailableError as fault:
         return Holding(request, len(asked), str(fault))
-    return Holding(request, len(asked), "", Leased(session, lease, form.layout, reply.pieces))
+    return Holding(request, len(asked), "", leased)
 
 
 def saving(
@@ -253,21 +268,23 @@ def _save_batch(
         assert isinstance(reply, wire.Reserved)
         if len(reply.grants) != len(jobs):
             raise session.fail(f"{len(reply.grants)} grants for {len(jobs)} offers")
+        arena = session.arena
         granted = []
         for job, grant in zip(jobs, reply.grants, strict=True):
             if grant.outcome != "granted":
                 outcomes[grant.outcome] += 1
-            elif session.arena.holds(grant.segment, grant.offset, job.data.nbytes):
+            elif arena.holds(grant.segment, grant.offset, job.data.nbytes):
                 granted.append((job, grant))
             else:
                 raise session.fail("the node granted a place that cannot be")
         open_tickets = {grant.ticket for _, grant in granted}
         for chunk in _chunks(granted):
-            yield Copying(session, chunk)
+            copying = Copying(session, arena, chunk)
+            yield copying
             if session.ended:
                 raise UnavailableError(f"unavailable: {session.ended}")
             tickets = [grant.ticket for _, grant in chunk]
-            session.notify(wire.Commit(tickets))
+            session.notify(wire.Commit(tickets, copying.checksums))
             open_tickets.difference_update(tickets)
             outcomes["stored"] += len(tickets)
     except BaseException:

@@ -1,6 +1,7 @@
 """How a client attaches, without I/O: bytes and descriptors in, bytes out, a session at the end."""
 
 import os
+import secrets
 from typing import Final
 
 from tiercache.client.arena import Arena
@@ -32,7 +33,8 @@ class Handshake:
 
     def hello(self) -> bytes:
         """Return the first bytes to send."""
-        name = self._options.name or f"pid {os.getpid()}"
+        # In containers, every engine may be process 1.
+        name = self._options.name or f"{os.uname().nodename}/{os.getpid()}/{secrets.token_hex(4)}"
         return self._side.send(wire.Hello(1, wire.PROTOCOL, name))
 
     def feed(self, chunk: bytes, descriptors: list[int]) -> bytes:

@@ -11,7 +11,6 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from math import ceil
 from time import monotonic
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 from tiercache.client.attempts import Silence
 from tiercache.client.checks import Form
 from tiercache.client.handshake import Handshake
+from tiercache.client.parting import part_from
 from tiercache.client.session import Call, Session
 from tiercache.client.values import Options
 from tiercache.errors import ProtocolError, UnavailableError
@@ -84,7 +84,8 @@ class Link:
         self._sending = False
         self._blocked = False
         self._reading = False
-        self._polling = 0
+        self._taking = False
+        self._polling = 0  # Threads that wait until they can send.
         self._shut = False
         self._readable = _poll(sock, select.POLLIN)
         self._hung_up = _poll(sock, select.POLLRDHUP)
@@ -110,7 +111,7 @@ class Link:
         Raises UnavailableError, with "deadline" when the time is up; the call may then still be
         answered, so whoever made it must `abandon` it.
         """
-        if self.silent and not self._heard():
+        if self._silence.until and self.silent and not self._heard():
             raise UnavailableError("unavailable: the node does not answer")
         self._send(call, deadline)
         reply = self._await(call, deadline)
@@ -124,10 +125,7 @@ class Link:
             self._drain()
 
     def after_fork(self) -> None:
-        """In a forked child: the connection is the parent's; leave it as it is."""
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._reading, self._polling, self._shut = False, 0, True
+        """In a forked child: the connection is the parent's; leave it, and never come back."""
         self.session.after_fork()
         self._sock.close()
 
@@ -159,9 +157,9 @@ class Link:
         if self._sending:
             return False
         try:
-            while not session.ended and (waiting := session.outgoing()):
+            while session.queued and not session.ended:
                 self._sending = True
-                session.sent(self._sock.send(waiting))
+                session.sent(self._sock.send(session.outgoing()))
                 self._sending = False
                 if self._blocked:  # It has read something.
                     self._blocked = False
@@ -178,26 +176,33 @@ class Link:
         finally:
             if self._sending:  # Interrupted: nobody can say how much went out.
                 self._sending = False
+                session.torn = True
                 session.end("interrupted while sending")
+            elif session.ended:
+                self._settle()
         return True
 
     # --- receiving
 
     def _await(self, call: Call, deadline: float) -> wire.Reply:
         while call.reply is None:
-            with self._lock:
-                if self._reading:
-                    self._watch(call, deadline)
-                if call.reply is not None:
-                    break
-                self._check()
-                if monotonic() >= deadline:
-                    self._miss()
-                if self._reading:
-                    continue
-                self._reading = True
-                self._polling += 1
-            self._read(_left_ms(deadline))
+            mine = False
+            try:
+                with self._lock:
+                    if self._reading:
+                        self._watch(call, deadline)
+                    if call.reply is not None:
+                        break
+                    self._check()
+                    if monotonic() >= deadline:
+                        self._miss()
+                    if self._reading:
+                        continue
+                    self._reading = mine = True
+                self._read(_left_ms(deadline))
+            finally:
+                if mine:
+                    self._pass_on()
         return call.reply
 
     def _watch(self, call: Call, deadline: float) -> None:
@@ -211,33 +216,37 @@ class Link:
             self._waiting -= 1
 
     def _read(self, timeout_ms: int) -> None:
-        """Be the reader, once: wait, receive, hand out replies, pass the reading on."""
-        nbytes, taking = -1, False
-        fault = ""
+        """As the reader, wait, receive once, and hand out replies."""
+        if not self._readable(timeout_ms):
+            return
         try:
-            if self._readable(timeout_ms):
-                taking = True
-                nbytes = self._sock.recv_into(self._buffer)
-                taking = False
+            self._taking = True
+            nbytes = self._sock.recv_into(self._buffer)
         except BlockingIOError:
-            taking = False
-        except OSError as error:
-            taking = False
-            fault = f"the connection broke: {error.strerror}"
-        finally:
-            with self._lock:
-                self._reading = False
-                if nbytes > 0:
-                    self._take(nbytes)
-                elif nbytes == 0:
-                    fault = "the node closed the connection"
-                if taking:  # Interrupted: bytes may be gone.
-                    fault = "interrupted while receiving"
-                if fault:
-                    self.session.end(fault)
-                self._unpoll()
-                if self._waiting:
-                    self._changed.notify_all()
+            self._taking = False
+            return
+        except OSError as fault:
+            self._taking = False
+            self.session.end(f"the connection broke: {fault.strerror}")
+            return
+        with self._lock:
+            if nbytes:
+                self._take(nbytes)
+            else:
+                self.session.end("the node closed the connection")
+            self._taking = False
+
+    def _pass_on(self) -> None:
+        """Stop being the reader."""
+        with self._lock:
+            self._reading = False
+            if self._taking:  # Interrupted: bytes may be gone.
+                self._taking = False
+                self.session.end("interrupted while receiving")
+            elif self.session.ended:
+                self._settle()
+            if self._waiting:
+                self._changed.notify_all()
 
     def _take(self, nbytes: int) -> None:
         self._silence.heard(monotonic())
@@ -252,12 +261,13 @@ class Link:
         with self._lock:
             self._drain()
             self._check()
-            mine = not self._reading
-            if mine:
+            if self._reading:
+                return not self.silent
+            try:
                 self._reading = True
-                self._polling += 1
-        if mine:
-            self._read(0)
+                self._read(0)
+            finally:
+                self._pass_on()
         return not self.silent
 
     # --- ending
@@ -279,14 +289,13 @@ class Link:
     def _settle(self) -> None:
         """After the end: let the node know once nobody writes, close once nobody polls."""
         with self._lock:
-            if not self._shut and not self.session.writers:
+            # A signal's handler may end it in the middle of sending: whoever sends settles then.
+            if not (self._shut or self.session.writers or self._sending):
                 self._shut = True
-                with suppress(OSError):
-                    if farewell := self.session.farewell():
-                        self._sock.send(farewell)
-                    self._sock.shutdown(socket.SHUT_RDWR)
-            if self._shut and not self._polling:
+                part_from(self._sock, self.session.farewell())
+            if self._shut and not (self._reading or self._polling):
                 self._sock.close()
+                self.session.part()
             self._changed.notify_all()
 
 

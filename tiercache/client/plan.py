@@ -2,24 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
+from tiercache.client.arena import Arena
 from tiercache.client.session import Lease, Session
 from tiercache.client.values import Blob, Scope
 from tiercache.errors import ProtocolError
 from tiercache.state import Chain, Layout, Piece, Shard
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leased:
-    """Where the bytes behind a plan are, and by which hold."""
+    """Where the bytes behind a plan are, and by which hold. `views` are made when asked for."""
 
     session: Session
+    arena: Arena | None
     lease: Lease
     layout: Layout
     pieces: Sequence[Piece | None] = ()
+    views: tuple[Blob | None, ...] | None = None
 
     def blobs(self) -> tuple[Blob | None, ...]:
         """Return the pieces as views; ProtocolError when the node named places that cannot be."""
@@ -27,8 +29,14 @@ class Leased:
             raise ValueError(
                 f"request {self.lease.request!r} was released: its bytes may be others"
             )
+        if self.views is None:
+            self.views = self._make()
+        return self.views
+
+    def _make(self) -> tuple[Blob | None, ...]:
         self.lease.viewed = True
-        parts, view = self.layout.parts, self.session.arena.view
+        assert self.arena is not None
+        parts, view = self.layout.parts, self.arena.view
         shards: dict[tuple[int, int], Shard] = {}
         blobs: list[Blob | None] = []
         for piece in self.pieces:
@@ -43,7 +51,9 @@ class Leased:
                 shard = shards[bounds] = Shard(*bounds)
             data = view(piece.segment, piece.offset, piece.nbytes)
             name = parts[piece.part].name
-            blobs.append(Blob(name, piece.end, data, piece.start, shard, piece.codec))
+            blobs.append(
+                Blob(name, piece.end, data, piece.start, shard, piece.codec, piece.requantised)
+            )
         return tuple(blobs)
 
 
@@ -62,6 +72,8 @@ class _Releasing:
         """Let go of the bytes. Idempotent; never blocks."""
         if self.leased is not None:
             self.leased.lease.release()
+            # A dead node's memory must not stay because somebody keeps a plan of it.
+            self.leased.views = self.leased.arena = None
             self.leased.session.flush()
 
     def __enter__(self) -> Self:
@@ -98,16 +110,16 @@ class Plan(_Releasing):
     scope: Scope = field(repr=False)
     leased: Leased | None = field(default=None, repr=False)
 
-    @cached_property
+    @property
     def blobs(self) -> tuple[Blob, ...]:
         """The objects of this boundary, each a view of arena memory, valid until the release.
 
-        Empty unless `ready`. Raises ValueError when first asked for after the release, and
-        ProtocolError when the node named places that cannot be.
+        Empty unless `ready`. Raises ValueError after the release, and ProtocolError when the node
+        named places that cannot be.
         """
         if self.leased is None or not self.ready:
             return ()
-        return tuple(blob for blob in self.leased.blobs() if blob is not None)
+        return cast("tuple[Blob, ...]", self.leased.blobs())  # A plan has no piece None.
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +131,7 @@ class Holding(_Releasing):
     reason: str
     leased: Leased | None = field(default=None, repr=False)
 
-    @cached_property
+    @property
     def blobs(self) -> tuple[Blob | None, ...]:
         """One view per object wanted, in order, None for what is not there; valid until the
         release. Raises as `Plan.blobs` does."""

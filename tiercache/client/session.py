@@ -78,31 +78,46 @@ class Lease:
             self._session.orphans.append(self.request)
 
 
+def _gone() -> bool:
+    return False
+
+
 class Session:
-    """What client and node owe each other. `welcome` and `arena` are what attaching brought."""
+    """What client and node owe each other. `welcome` and the arena are what attaching brought.
+    Its I/O sets `alive` (whether the node is still there), `flush` (send without waiting) and
+    `settle` (something may have ended)."""
 
     def __init__(self, side: ClientSide, welcome: wire.Welcome, arena: Arena, calls: int) -> None:
         """`calls`: how many calls the handshake took."""
         self.boot = welcome.boot
-        self.arena = arena
         room = max(1, welcome.frame_bytes_max // OFFER_BYTES_MAX)
         self.offers_max = min(welcome.batch_max, room)
         self.outbox = bytearray()
         self.orphans: deque[str] = deque()
         self.ended = ""
+        self.torn = False  # Sending was interrupted: how much of the outbox went out is not known.
         self.writers = 0
-        self.alive: Callable[[], bool] = lambda: not self.ended
-        self.flush: Callable[[], None] = lambda: None
-        self.settle: Callable[[], None] = lambda: None
+        self.alive: Callable[[], bool] = _gone
+        self.flush: Callable[[], object] = _gone
+        self.settle: Callable[[], object] = _gone
+        self._arena: Arena | None = arena
         self._side = side
         self._numbers = count(calls + 1)
         self._calls: dict[int, Call] = {}
         self._notices: deque[wire.Notice] = deque()
         self._holds: dict[str, int] = {}
         self._asked: set[str] = set()  # Held requests that the node was told of.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal's handler may release in its middle.
 
     # --- from any thread
+
+    @property
+    def arena(self) -> Arena:
+        """The node's memory. Raises UnavailableError after the end."""
+        arena = self._arena
+        if arena is None:
+            raise UnavailableError(f"unavailable: {self.ended}")
+        return arena
 
     def number(self) -> int:
         """Return a fresh call number."""
@@ -144,7 +159,12 @@ class Session:
         if not self.ended:
             self.ended = why
             self._notices.clear()
+            self._arena = None  # A dead node's memory stays as long as a plan or a view needs it.
         self.settle()
+
+    def part(self) -> None:
+        """Whoever did the I/O is done with it; nothing refers to it from here."""
+        self.alive = self.flush = self.settle = _gone
 
     @contextmanager
     def writing(self) -> Generator[None, None, None]:
@@ -166,9 +186,11 @@ class Session:
 
     def after_fork(self) -> None:
         """In a forked child: the attachment is the parent's, and so may be the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.ended = "forked"
+        self._arena = None
         self.writers = 0
+        self.part()
         self._notices.clear()
 
     # --- for whoever does the I/O, one at a time
@@ -178,7 +200,8 @@ class Session:
 
         Raises UnavailableError when too much is in flight, or the request is too large for a frame.
         """
-        self._pack_notices(sys.maxsize)
+        if self._notices or self.orphans:
+            self._pack_notices(sys.maxsize)
         if self._side.waiting >= CALLS_MAX:
             raise UnavailableError("unavailable: too many calls wait for the node")
         try:
@@ -192,7 +215,8 @@ class Session:
 
     def outgoing(self) -> bytearray:
         """Return what is to be sent, notices included; tell `sent` how much of it went out."""
-        self._pack_notices(OUTBOX_BYTES)
+        if self._notices or self.orphans:
+            self._pack_notices(OUTBOX_BYTES)
         return self.outbox
 
     def sent(self, nbytes: int) -> None:
@@ -200,9 +224,12 @@ class Session:
         del self.outbox[:nbytes]
 
     def farewell(self) -> bytes:
-        """Return the last words of a client that will not touch the arena again, b"" when they
-        would land inside another message."""
-        return b"" if self.outbox else self._side.send(wire.Detach())
+        """Return the last words of a client that will not touch the arena again: what was begun to
+        be sent, then the goodbye. b"" when nobody can say where they would land."""
+        if self.torn:
+            return b""
+        words, self.outbox = self.outbox, bytearray()
+        return bytes(words + self._side.send(wire.Detach()))
 
     @property
     def queued(self) -> bool:

@@ -220,15 +220,8 @@ class Client:
             raise UnavailableError(f"unavailable: {self._attempts.status}")
         try:
             link = connect(self._path, self._form, self._options, deadline)
-        except TimeoutError as fault:
-            self._attempts.timed_out(monotonic())
-            raise UnavailableError("deadline") from fault
-        except (RefusedError, ProtocolError) as fault:
-            self._attempts.refused(monotonic(), str(fault))
-            raise UnavailableError(f"unavailable: {self._attempts.status}") from fault
-        except OSError as fault:
-            self._attempts.detached(f"{self._path}: {fault.strerror or fault}")
-            raise UnavailableError(f"unavailable: {self._attempts.status}") from fault
+        except (RefusedError, ProtocolError, OSError) as fault:
+            raise self._attempts.failed(monotonic(), fault, self._path) from fault
         self._attempts.attached(link.session.boot)
         self._link = link
         if self._closed:

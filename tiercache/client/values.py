@@ -12,10 +12,11 @@ class Options:
     """How a client attaches and how long it waits.
 
     `ranks`, `rank`: the tensor-parallel split this process is part of. `write`: whether it saves.
-    `name` tells people who is calling. `deadline_s` bounds what one call waits for the node, its
-    lock and its connection included; copying bytes in `save` comes on top. `required`: `attach`
-    raises when the node cannot be had; otherwise the client starts detached. `retry_s`: attempts to
-    attach are at least this far apart.
+    `name` says which engine calls: its ranks share it, and no other engine has it, since the same
+    request id under one name is the same request. Without one, a client is by itself. `deadline_s`
+    bounds what one call waits for the node, its lock and its connection included; copying bytes in
+    `save` comes on top. `required`: `attach` raises when the node cannot be had; otherwise the
+    client starts detached. `retry_s`: attempts to attach are at least this far apart.
     """
 
     ranks: int = 1
@@ -36,14 +37,16 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What narrows one call: an adapter's content identity and a tenant's salt ("" for none), the
-    codecs that are acceptable, what the engine can capture, and whether `plan` also leases the
-    other ranks' shards."""
+    codecs that are acceptable, what the engine can capture, whether `plan` also leases the other
+    ranks' shards, and whether shards saved by ranks of another number will do (`reshard`): then one
+    object may come as several blobs, which `tiercache.device.gather` joins."""
 
     lora: str = ""
     salt: str = ""
     codecs: tuple[str, ...] = (NATIVE,)
     capture: Capture = field(default_factory=Capture)
     all_ranks: bool = False
+    reshard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ class Blob:
     `end`: token count its bytes end at (the boundary, for a snapshot); `start`: first token they
     cover, 0 for a snapshot. `data`: flat bytes. From the client, a read-only view of leased bytes:
     after the release they may become other bytes, but stay readable memory. To `save`, any
-    contiguous buffer. `shard`: None for this rank's.
+    contiguous buffer. `shard`: None for this rank's. `requantised`: how often the bytes were derived
+    from quantised ones.
     """
 
     part: str
@@ -62,6 +66,7 @@ class Blob:
     start: int = 0
     shard: Shard | None = None
     codec: str = NATIVE
+    requantised: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,18 @@ from tiercache.core.catalog import Item, Status
 from tiercache.state import Extent
 
 
-def audit(books: Books, in_jobs: Counter[Item]) -> None:
+def audit(books: Books, in_jobs: Counter[Item], in_segments: Counter[int]) -> None:
     """Raise AssertionError, saying what is wrong, if the books of a node do not add up.
 
-    `in_jobs` counts how many running jobs use each item.
+    `in_jobs` counts how many running jobs use each item, `in_segments` how many extents of each segment
+    of the log.
     """
     items = list(books.catalog) + list(books.doomed)
     _audit_space(books, items)
     _audit_users(books, items, in_jobs)
+    _audit_leases(books)
     _audit_masks(books)
-    _audit_log(books)
+    _audit_log(books, in_segments)
 
 
 def _audit_space(books: Books, items: list[Item]) -> None:
@@ -39,18 +41,33 @@ def _audit_users(books: Books, items: list[Item], in_jobs: Counter[Item]) -> Non
     """An item's users are its leases, its reservation and its jobs; only unused ones can be dropped."""
     users = Counter(in_jobs)
     for _, lease in books.leases.all():
-        users.update(lease.items)
+        users.update(list(lease.items))
     for session in [*books.sessions.values(), *books.abandoned.values()]:
         users.update(session.reserved.values())
     for item in items:
         assert item.users == users[item], f"{item.key}: {item.users} users, {users[item]} known"
         droppable = item.status is Status.SEALED and item.host is not None and item.users == 0
-        assert (item in books.eviction) == droppable, f"{item.key}: droppable {droppable}"
+        assert not droppable or item in books.eviction, f"{item.key} can never be dropped"
+        kept = item.host is not None and item.status is Status.SEALED
+        assert kept or item not in books.eviction, f"{item.key}: nothing there to drop"
         assert item.nbytes > 0
+        in_the_making = item.status in {Status.WRITING, Status.SEALING}
+        assert item.target is not None or not in_the_making, f"{item.key} has no room"
     assert len(books.eviction) == sum(item in books.eviction for item in items), "stray victims"
     assert set(users) <= set(items), "a user of an item that is gone"
-    known = {number for number, _ in books.leases.all()}
-    assert known <= books.sessions.keys() | books.abandoned.keys(), "a lease without an owner"
+
+
+def _audit_leases(books: Books) -> None:
+    """Every lease has an owner, holds something, and is counted."""
+    held: Counter[int] = Counter()
+    for number, lease in books.leases.all():
+        assert lease.items, "an empty lease"
+        held[number] += len(lease.items)
+    assert held.keys() <= books.sessions.keys() | books.abandoned.keys(), "a lease without an owner"
+    assert held.total() == books.leases.count, "lease count"
+    assert all(books.leases.held(number) == count for number, count in held.items())
+    for session in [*books.sessions.values(), *books.abandoned.values()]:
+        assert session.reserved.keys() == session.reserved_at.keys()
 
 
 def _audit_masks(books: Books) -> None:
@@ -58,6 +75,7 @@ def _audit_masks(books: Books) -> None:
     for shelf in books.catalog.shelves.values():
         objects = 0
         sums = {"host": 0, "nvme": 0}
+        counts = {"host": 0, "nvme": 0}
         for digest, entry in shelf.entries.items():
             assert entry.digest == digest
             assert entry.items or entry.tails, "an empty entry stayed"
@@ -70,18 +88,21 @@ def _audit_masks(books: Books) -> None:
                     if item.status is Status.SEALED and extent is not None:
                         masks[tier] |= 1 << bit
                         sums[tier] += item.nbytes
+                        counts[tier] += 1
                 if item.status is Status.SEALED:
                     assert item.host or item.nvme or item.target, f"{item.key} is nowhere"
             assert entry.host == masks["host"], "host mask"
             assert entry.nvme == masks["nvme"], "nvme mask"
             assert entry.held == entry.host | entry.nvme, "held mask"
+            assert len(entry.tails) <= books.limits.tails_max, "too many tails"
             for tail in entry.tails:
                 assert shelf.entries[tail.digest].base == digest, "a tail that is not there"
         assert objects == shelf.objects, "object count"
         assert sums == shelf.bytes, f"bytes {shelf.bytes}, really {sums}"
+        assert counts == shelf.held, f"held {shelf.held}, really {counts}"
 
 
-def _audit_log(books: Books) -> None:
+def _audit_log(books: Books, jobs: Counter[int]) -> None:
     """Each segment knows what lives in it, and its objects lie side by side."""
     log = books.log
     assert sum(segment.size for segment in log.segments.values()) == log.segments_bytes
@@ -95,4 +116,5 @@ def _audit_log(books: Books) -> None:
             assert extent.offset >= end, f"{extent} overlaps"
             end = extent.offset + extent.size
         assert end <= segment.size, f"segment {segment.number} overflows"
-        assert segment.jobs >= 0
+        assert segment.jobs == jobs[segment.number], f"jobs in segment {segment.number}"
+    assert jobs.keys() <= log.segments.keys(), "a job in a segment that is gone"

@@ -4,7 +4,8 @@ The parts of the core (planning, saving, write-back, operation) work on these bo
 keeps a copy. `check` says whether they add up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
 
 from tiercache.core.catalog import Catalog, Item, Shelf, Status
 from tiercache.core.commands import Command, Forget, Reply, ReplyBody
@@ -14,13 +15,23 @@ from tiercache.core.limits import Limits
 from tiercache.core.log import Log
 from tiercache.core.policy.base import Eviction
 from tiercache.core.policy.lru import Lru
-from tiercache.core.sights import Sights
+from tiercache.core.sights import Request, Sights
 from tiercache.core.space import Space
 from tiercache.state import Extent, Key, Layout, Namespace
 from tiercache.state.keys import chain_start
 
 ALIGNMENT = 4096
 """Extents are whole pages, so that direct I/O runs straight to and from the arena."""
+
+
+class Disk(IntEnum):
+    """How far the NVMe tier has come."""
+
+    OFF = 0
+    FAILED = 1  # What was found is read; nothing is written any more.
+    OPENING = 2  # Nothing is known of it yet, and nothing may be written.
+    SCANNING = 3  # Written and read; what an earlier start left is not all known.
+    READY = 4
 
 
 class Session:
@@ -37,8 +48,13 @@ class Session:
         self.writer = ""
         self.narrowed: dict[tuple[str, str], Shelf] = {("", ""): shelf}
         self.reserved: dict[int, Item] = {}  # Tickets not committed yet.
+        self.reserved_at: dict[int, float] = {}
         self.unsealed: set[Item] = set()  # Committed, checksum not known yet.
         self.lost = 0  # Committed, but never sealed or stored, since the last flush.
+
+    def scoped(self, shelf: Shelf, request: str) -> Request:
+        """Return a request's full name. Ranks of one engine share its name, and so its requests."""
+        return (shelf.digest, self.writer, request)
 
 
 class Books:
@@ -55,6 +71,7 @@ class Books:
         self.sessions: dict[int, Session] = {}
         self.abandoned: dict[int, Session] = {}  # Ended, but their process may still touch memory.
         self.counters = Counters()
+        self.disk = Disk.OPENING if limits.nvme_bytes else Disk.OFF
         self.out: list[Command] = []
         self.doomed: set[Item] = set()
         self._jobs = 0
@@ -62,7 +79,7 @@ class Books:
     # --- talking
 
     def reply(self, session: int, call: int, body: ReplyBody) -> None:
-        """Answer a call, unless its session is gone."""
+        """Answer a call. Operators ask without a session, so whoever sends it may find nobody."""
         self.out.append(Reply(session, call, body))
 
     def next_job(self) -> int:
@@ -78,12 +95,21 @@ class Books:
             self.eviction.remove(item)
         item.users += 1
 
+    def look_at(self, item: Item) -> None:
+        """Like `use`, but the item keeps its place in the order of eviction: nobody wanted it."""
+        item.users += 1
+
     def let_go(self, item: Item) -> None:
         """End one use. The last one makes a held item droppable and frees a doomed one."""
         assert item.users > 0
         item.users -= 1
         if item.users == 0:
             self._settle(item)
+
+    def let_go_of(self, items: Sequence[Item]) -> None:
+        """End one use of each: deep blocks become droppable before the shallow ones they rest on."""
+        for item in reversed(items):
+            self.let_go(item)
 
     def _settle(self, item: Item) -> None:
         if item.status is Status.DOOMED:
@@ -92,7 +118,7 @@ class Books:
                 if extent is not None:
                     self.space.free(extent)
             item.host = item.target = None
-        elif item.status is Status.SEALED and item.host is not None:
+        elif item.status is Status.SEALED and item.host is not None and item not in self.eviction:
             self.eviction.add(item)
 
     # --- making room and letting bytes go
@@ -102,16 +128,29 @@ class Books:
         extent = self.space.allocate(nbytes)
         if extent is not None or nbytes > self.space.object_bytes_max:
             return extent
-        for dropped, victim in enumerate(self.eviction.victims()):
-            if dropped >= self.limits.evictions_per_reserve_max:
-                break
-            self.counters.add("evictions", "host")
-            self.counters.add("evicted_bytes", "host", victim.nbytes)
-            self.drop_host(victim)
+        for _ in range(self.limits.evictions_per_reserve_max):
+            victim = self.victim()
+            if victim is None:
+                return None
+            self.evict(victim)
             extent = self.space.allocate(nbytes)
             if extent is not None:
                 return extent
         return None
+
+    def victim(self) -> Item | None:
+        """Return what leaves memory next; None when all of it is in use."""
+        for item in self.eviction.victims():
+            if not item.users:
+                return item
+            self.eviction.remove(item)  # Being looked at: it comes back when that is over.
+        return None
+
+    def evict(self, victim: Item) -> None:
+        """Drop a victim from memory."""
+        self.counters.add("evictions", "host")
+        self.counters.add("evicted_bytes", "host", victim.nbytes)
+        self.drop_host(victim)
 
     def drop_host(self, item: Item) -> None:
         """Give up the host copy of an item that nobody uses; it goes for good if it was the only one."""
@@ -136,8 +175,15 @@ class Books:
         if item.host is None and item.status is Status.SEALED:
             self.discard(item)
 
+    def drop_stored(self, item: Item) -> None:
+        """Give up the NVMe copy of an object, in the index too."""
+        self.forget([item.key])
+        self.drop_nvme(item)
+
     def forget(self, keys: list[Key]) -> None:
         """Have the index of the NVMe tier forget these, before anything is stored anew."""
+        if not keys:
+            return
         last = self.out[-1] if self.out else None
         if isinstance(last, Forget):
             last.keys.extend(keys)
@@ -169,9 +215,8 @@ class Books:
             self.use(item)
 
     def release(self, session: int, request: str) -> None:
-        """End a lease. Deep blocks become droppable before the shallow ones they rest on."""
-        for item in reversed(self.leases.end(session, request)):
-            self.let_go(item)
+        """End a lease."""
+        self.let_go_of(self.leases.end(session, request))
 
     # --- the whole
 

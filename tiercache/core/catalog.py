@@ -5,11 +5,19 @@ held there, so that a plan costs one dictionary look-up per digest, whatever the
 shards and stored objects.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from enum import IntEnum
 
 from tiercache.core.events import Tail
 from tiercache.state import Extent, Key, Label, Layout, Piece, Record, Shard
+
+NUMBERS_SPARE = 1024
+"""Numbers of items that are gone are swept out once there are more of them than items, and this."""
+
+
+COVERS_MAX = 4096
+"""Ways to put shards together that one namespace remembers."""
 
 
 class Status(IntEnum):
@@ -108,8 +116,8 @@ class Entry:
     """All that ends at one digest. `host`, `nvme` and `held` are masks of the slots held there, and
     in either.
 
-    `tails` are boundaries inside the next block, oldest first; `base` is set on an entry that is such
-    a tail.
+    `tails` are boundaries inside the next block, the one used last at the end; `base` is set on an entry
+    that is such a tail.
     """
 
     __slots__ = ("base", "digest", "held", "host", "items", "nvme", "shelf", "tails")
@@ -122,7 +130,11 @@ class Entry:
         self.host = 0
         self.nvme = 0
         self.held = 0
-        self.tails: list[Tail] = []
+        self.tails: tuple[Tail, ...] = ()
+
+    def agrees(self, end: int, base: bytes) -> bool:
+        """Return whether an object that ends at `end` tokens can be here: a digest names one boundary."""
+        return self.base == base and all(item.end == end for item in self.items.values())
 
 
 class Shelf:
@@ -135,6 +147,7 @@ class Shelf:
         self.start = b""  # The digest of no tokens; known once a client attaches.
         self.entries: dict[bytes, Entry] = {}
         self.slots: dict[tuple[str, Shard, str], Slot] = {}
+        self._covers: dict[tuple[str, Shard, str], tuple[int, tuple[int, ...]]] = {}
         self.remembered = False
         self.objects = 0
         self.held = {"host": 0, "nvme": 0}
@@ -148,38 +161,85 @@ class Shelf:
             found = self.slots[name] = Slot(part, shard, codec, len(self.slots))
         return found
 
+    def covers(self, part: str, shard: Shard, codec: str, *, reshard: bool) -> tuple[int, ...]:
+        """Return the masks of slots that together hold a shard, those with the fewest first.
+
+        Without `reshard` that is its own slot or nothing. With it, the slots of one other way to split
+        the part will do too: wider ones that contain the shard, or narrower ones that fill it.
+        """
+        own = self.slots.get((part, shard, codec))
+        if not reshard:
+            return () if own is None else (1 << own.bit,)
+        known = self._covers.get((part, shard, codec))
+        if known is None or known[0] != len(self.slots):  # Slots are only ever added.
+            known = (len(self.slots), self._find_covers(part, shard, codec))
+            if len(self._covers) >= COVERS_MAX:
+                self._covers.clear()  # Whoever asks may name any codec.
+            self._covers[part, shard, codec] = known
+        return known[1]
+
+    def _find_covers(self, part: str, shard: Shard, codec: str) -> tuple[int, ...]:
+        widths = {s.stop - s.start for p, s, c in self.slots if (p, c) == (part, codec)}
+        found: list[int] = []
+        for width in widths:
+            mask = 0
+            for start in range(shard.start - shard.start % width, shard.stop, width):
+                slot = self.slots.get((part, Shard(start, start + width), codec))
+                if slot is None:  # Also the end of a part with very many units.
+                    break
+                mask |= 1 << slot.bit
+            else:
+                found.append(mask)
+        return tuple(sorted(found, key=lambda mask: (mask.bit_count(), mask)))
+
 
 class Catalog:
     """Every object of the node, found by namespace and digest or by number."""
 
     def __init__(self, tails_max: int) -> None:
         self.shelves: dict[bytes, Shelf] = {}
-        self.items: dict[int, Item] = {}  # Ascending by number: dictionaries keep their order.
+        self.items: dict[int, Item] = {}
+        self._numbers: list[int] = []  # Of all items, ascending, and of some that are gone.
         self._next = 1
         self._tails_max = tails_max
 
     def create(self, shelf: Shelf, slot: Slot, where: Tail, span: tuple[int, int]) -> Item:
         """Add an object that is not held yet. `where.base` is b"" unless it ends inside a block.
 
-        The caller guarantees that the slot is free there.
+        The caller guarantees that the slot is free there, and that the entry agrees.
         """
         entry = shelf.entries.get(where.digest)
         if entry is None:
             entry = shelf.entries[where.digest] = Entry(shelf, where.digest, where.base)
-            if where.base:
-                self._hang(entry, where)
         assert slot.bit not in entry.items
         item = Item(self._next, entry, slot, span)
         self._next += 1
         entry.items[slot.bit] = item
         self.items[item.id] = item
+        self._numbers.append(item.id)
+        if len(self._numbers) > 2 * len(self.items) + NUMBERS_SPARE:
+            self._numbers = list(self.items)
         shelf.objects += 1
+        self.mention(entry)
         return item
 
     def find(self, shelf: Shelf, slot: Slot, digest: bytes) -> Item | None:
         """Return the object of that slot at that digest, in whatever status."""
         entry = shelf.entries.get(digest)
         return None if entry is None else entry.items.get(slot.bit)
+
+    def mention(self, entry: Entry) -> None:
+        """List a boundary inside a block under its block, as the one used last; the first makes room."""
+        if not (entry.base and entry.items and self._tails_max):
+            return
+        shelf = entry.shelf
+        base = shelf.entries.get(entry.base)
+        if base is None:
+            base = shelf.entries[entry.base] = Entry(shelf, entry.base, b"")
+        others = [tail for tail in base.tails if tail.digest != entry.digest]
+        end = next(iter(entry.items.values())).end
+        spare = len(others) + 1 - self._tails_max
+        base.tails = (*others[max(spare, 0) :], Tail(end, entry.digest, entry.base))
 
     def update(self, item: Item) -> None:
         """Bring masks and sums up to date after a place or the status of `item` changed."""
@@ -217,18 +277,16 @@ class Catalog:
                 counts[tier] += count
         return counts
 
+    def after(self, number: int) -> Iterator[Item]:
+        """Yield the items with a higher number, ascending; the catalog must not change meanwhile."""
+        items = self.items
+        for at in range(bisect_right(self._numbers, number), len(self._numbers)):
+            item = items.get(self._numbers[at])
+            if item is not None:
+                yield item
+
     def __iter__(self) -> Iterator[Item]:
         return iter(self.items.values())
-
-    def _hang(self, entry: Entry, tail: Tail) -> None:
-        """List a boundary inside a block under the block's digest; the oldest makes room."""
-        shelf = entry.shelf
-        base = shelf.entries.get(tail.base)
-        if base is None:
-            base = shelf.entries[tail.base] = Entry(shelf, tail.base, b"")
-        if len(base.tails) >= self._tails_max:
-            del base.tails[0]
-        base.tails.append(tail)
 
     def _prune(self, entry: Entry) -> None:
         """Drop an entry that says nothing any more, and its mention under its base."""
@@ -238,7 +296,7 @@ class Catalog:
         if entry.base:
             base = shelf.entries.get(entry.base)
             if base is not None:
-                base.tails = [tail for tail in base.tails if tail.digest != entry.digest]
+                base.tails = tuple(tail for tail in base.tails if tail.digest != entry.digest)
                 if not base.items and not base.tails and base is not entry:
                     del shelf.entries[entry.base]
         if not entry.tails and shelf.entries.get(entry.digest) is entry:

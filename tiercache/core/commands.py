@@ -15,14 +15,14 @@ class _Command(msgspec.Struct, frozen=True):
 
 
 class Seal(_Command, frozen=True):
-    """Compute the XXH3-128 of each object's bytes; zero the rest of its extent. Answer: `Sealed`."""
+    """Compute the XXH3-128 of each object's bytes. Answer: `Sealed`."""
 
     job: int
     objects: list[tuple[Extent, int]]
 
 
 class Store(_Command, frozen=True):
-    """Write each object from its host extent to its NVMe extent. Answer: `Stored`."""
+    """Write each object from its host extent to its NVMe extent, zeros behind it. Answer: `Stored`."""
 
     job: int
     objects: list[tuple[Record, Extent, Extent]]
@@ -144,6 +144,7 @@ class Row(_Command, frozen=True):
     status: str
     leases: int
     sights: int
+    dtype: str = ""
 
 
 class Rows(_Command, frozen=True):

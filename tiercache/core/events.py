@@ -82,7 +82,8 @@ class Gone(_Event, frozen=True):
 
 
 class PlanAsked(_Event, frozen=True):
-    """Where can this request resume? `digests`: of the prompt's whole blocks, in order."""
+    """Where can this request resume? `digests`: of the prompt's whole blocks, in order. `reshard`: shards
+    of other ways to split a part will do."""
 
     session: int
     call: int
@@ -96,16 +97,20 @@ class PlanAsked(_Event, frozen=True):
     codecs: tuple[str, ...]
     capture: Capture
     all_ranks: bool
+    reshard: bool = False
 
 
 class LoadAsked(_Event, frozen=True):
-    """Wait until a planned request's objects are in host memory, until `deadline` at most."""
+    """Wait until a planned request's objects are in host memory, until `deadline` at most. `boundary`
+    and `digest` are those of the plan that is meant."""
 
     session: int
     call: int
     request: str
     lora: str
     salt: str
+    boundary: int
+    digest: bytes
     deadline: float
 
 
@@ -189,10 +194,12 @@ class VerifyAsked(_Event, frozen=True):
 
 
 class Committed(_Event, frozen=True):
-    """The bytes of these tickets are written."""
+    """The bytes of these tickets are written. `checksums`: their XXH3-128, one per ticket, b"" for one
+    that the node must sum; none at all when it must sum all."""
 
     session: int
     tickets: list[int]
+    checksums: list[bytes] = []
 
 
 class Cancelled(_Event, frozen=True):
@@ -267,6 +274,12 @@ class ScanEnded(_Event, frozen=True):
     """Everything stored before this start has been found."""
 
 
+class NvmeFailed(_Event, frozen=True):
+    """The NVMe tier could not be opened, or its scan ended early: nothing is written to it any more."""
+
+    fault: Fault
+
+
 class TierFailed(_Event, frozen=True):
     """A background call on the NVMe tier (forget, reclaim, remember) failed."""
 
@@ -302,6 +315,7 @@ Event = (
     | NvmeOpened
     | Found
     | ScanEnded
+    | NvmeFailed
     | TierFailed
     | Tick
 )

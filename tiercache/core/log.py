@@ -25,14 +25,15 @@ class Segment:
 
 
 class Log:
-    """Places objects in segments of `segment_bytes`; a larger object has a segment of its own.
+    """Places objects in segments of `segment_bytes` (all there is, if that is less); a larger object has
+    a segment of its own.
 
     Sizes are multiples of `alignment`. The sum of all segments stays within `capacity`.
     """
 
     def __init__(self, capacity: int, segment_bytes: int, alignment: int) -> None:
         self.capacity = capacity
-        self._segment_bytes = segment_bytes
+        self._segment_bytes = min(segment_bytes, capacity // alignment * alignment)
         self._alignment = alignment
         self.segments: OrderedDict[int, Segment] = OrderedDict()  # Used longest ago first.
         self.segments_bytes = 0
@@ -74,8 +75,10 @@ class Log:
         extent = Extent(segment.number, segment.used, size)
         segment.used += size
         segment.jobs += 1
-        if segment.size >= self._segment_bytes and segment.used < segment.size:
+        if segment.used < segment.size:
             self._open = segment
+        elif segment is self._open:
+            self._open = None
         return extent
 
     def seal_open(self) -> None:
@@ -107,6 +110,12 @@ class Log:
     def touch(self, segment: int) -> None:
         """Something in this segment was used."""
         self.segments.move_to_end(segment)
+
+    def empty(self) -> list[Segment]:
+        """Return the segments in which nothing lives and no job runs."""
+        if self._scanning:
+            return []
+        return [s for s in self.segments.values() if not (s.items or s.jobs)]
 
     def victim(self) -> Segment | None:
         """Return the segment to drop next: an empty one, else the one used longest ago; None when

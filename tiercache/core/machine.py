@@ -1,19 +1,21 @@
 """The core of one node: events in, commands out. The only door to its state."""
 
 from collections import Counter
+from itertools import chain
 
 from tiercache.core import events as ev
 from tiercache.core.audit import audit
 from tiercache.core.books import Books, Session
-from tiercache.core.catalog import Shelf, Status
 from tiercache.core.commands import Accepted, Command, Refused
 from tiercache.core.counters import NAMES
+from tiercache.core.filling import Filling
+from tiercache.core.finding import Finding
 from tiercache.core.limits import Limits
 from tiercache.core.operation import Operation
 from tiercache.core.planning import Planning
 from tiercache.core.saving import Saving
 from tiercache.core.writeback import WriteBack
-from tiercache.state import Extent, Key, Label, Layout, Record
+from tiercache.state import Layout
 from tiercache.state.canonical import DIGEST_BYTES
 
 COUNTERS = NAMES
@@ -31,13 +33,13 @@ class Machine:
         self.limits = limits
         self._books = Books(limits)
         self._writeback = WriteBack(self._books)
-        self._planning = Planning(self._books, self._writeback)
+        self._filling = Filling(self._books)
+        self._planning = Planning(self._books, self._writeback, self._filling)
         self._saving = Saving(self._books, self._writeback)
-        self._operation = Operation(self._books, self._writeback, self._planning)
+        self._operation = Operation(self._books, self._writeback, self._filling, self._planning)
+        self._finding = Finding(self._books, self._writeback, self._operation)
         self._now = 0.0
         self._wall = 0.0
-        self._cleared: list[str] = []  # Cleared while the disk was still being scanned.
-        self._scanning = False
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
@@ -50,40 +52,36 @@ class Machine:
         self._wall = wall
         self._dispatch(event, now)
         self._writeback.pump(now)
+        if self._writeback.lost:
+            self._saving.settled(set(), now, self._writeback.take_lost())
         out, self._books.out = self._books.out, []
         return out
 
     def wakeup(self) -> float | None:
         """Return when a `Tick` is due; None when nothing waits for time to pass."""
-        due = (self._planning.wakeup(), self._saving.wakeup(), self._writeback.wakeup())
-        return min((time for time in due if time is not None), default=None)
+        due = self._planning.wakeup()
+        for other in (self._saving.wakeup(), self._writeback.wakeup()):
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
 
     def _dispatch(self, event: ev.Event, now: float) -> None:
-        match event:
+        match event:  # The frequent ones first.
+            case ev.FetchAsked() | ev.PlanAsked() | ev.ReserveAsked() | ev.LoadAsked():
+                self._serve(event, now)
+            case ev.Released() | ev.Committed() | ev.Cancelled() | ev.FlushAsked():
+                self._take(event, now)
             case ev.Attached():
                 self._attach(event)
             case ev.Closed():
                 self._close(event)
             case ev.Gone(session):
                 self._free(self._books.abandoned.pop(session, None))
-            case ev.PlanAsked() | ev.LoadAsked() | ev.ReserveAsked() | ev.FetchAsked():
-                self._serve(event, now)
-            case ev.FlushAsked() | ev.Committed() | ev.Cancelled() | ev.Released():
-                self._take(event, now)
             case ev.Tick():
                 self._planning.tick(now)
                 self._saving.settled(set(), now)
-            case ev.NvmeOpened(segments, namespaces):
-                self._open_nvme(segments, namespaces)
-            case ev.Found(objects):
-                self._find(objects)
-            case ev.ScanEnded():
-                self._scanning = False
-                self._cleared.clear()
-                self._books.log.scanned()
-                self._writeback.trim()
-            case ev.TierFailed(fault):
-                self._books.counters.add("nvme_faults", fault.value)
+            case ev.NvmeOpened() | ev.Found() | ev.ScanEnded() | ev.NvmeFailed() | ev.TierFailed():
+                self._finding.take(event)
             case ev.Sealed() | ev.Stored() | ev.Filled() | ev.Checked() | ev.Wiped():
                 self._complete(event, now)
             case _:
@@ -107,15 +105,22 @@ class Machine:
 
     def _why_not_attach(self, event: ev.Attached) -> str:
         layout, namespace = event.layout, event.namespace
-        if event.session in self._books.sessions:
+        if event.session in self._books.sessions or event.session in self._books.abandoned:
             return "this session is attached already"
         if namespace.layout != layout.fingerprint:
             return (
                 f"the namespace names layout {namespace.layout[:12]}, but the layout sent is "
                 f"{layout.fingerprint[:12]}: some dtype, shape, axis or block size differs"
             )
-        if not 0 <= event.rank < event.ranks:
-            return f"rank {event.rank} is not one of {event.ranks}"
+        if not 0 <= event.rank < event.ranks <= self.limits.ranks_max:
+            return (
+                f"rank {event.rank} is not one of {event.ranks} (at most {self.limits.ranks_max})"
+            )
+        if len(layout.parts) > self.limits.parts_max:
+            return f"a layout has at most {self.limits.parts_max} parts"
+        names = (namespace.model, namespace.weights, namespace.tokenizer, namespace.chain)
+        if self._too_long(*names, namespace.lora, namespace.salt, event.writer):
+            return f"a name has at most {self.limits.name_bytes_max} bytes"
         for part in layout.parts:
             if part.units % event.ranks and event.ranks % part.units:
                 return f"part {part.name!r} has {part.units} units: {event.ranks} ranks cannot split it"
@@ -163,7 +168,7 @@ class Machine:
             case ev.LoadAsked():
                 self._planning.load(session, shelf, event, now)
             case ev.ReserveAsked():
-                self._saving.reserve(session, shelf, event)
+                self._saving.reserve(session, shelf, event, now)
             case ev.FetchAsked():
                 self._planning.fetch(session, shelf, event, now)
 
@@ -171,8 +176,12 @@ class Machine:
         self, session: Session, event: ev.PlanAsked | ev.LoadAsked | ev.ReserveAsked | ev.FetchAsked
     ) -> str:
         limits = self.limits
-        if not 0 < len(event.request) <= limits.request_bytes_max:
-            return f"a request id has 1..{limits.request_bytes_max} characters"
+        if not 0 < len(event.request.encode()) <= limits.request_bytes_max:
+            return f"a request id has 1..{limits.request_bytes_max} bytes"
+        if (event.lora or event.salt) and self._too_long(event.lora, event.salt):
+            return f"a name has at most {limits.name_bytes_max} bytes"
+        if self._books.leases.held(session.number) > limits.leases_per_session_max:
+            return "the session leases too much: release something"
         match event:
             case ev.PlanAsked():
                 return _why_invalid_plan(session.layout, event, limits)
@@ -186,9 +195,10 @@ class Machine:
                     return "there is no such part"
             case _:
                 pass
-        if self._books.leases.held(session.number) > limits.leases_per_session_max:
-            return "the session leases too much: release something"
         return ""
+
+    def _too_long(self, *names: str) -> bool:
+        return any(len(name.encode()) > self.limits.name_bytes_max for name in names)
 
     def _take(
         self, event: ev.FlushAsked | ev.Committed | ev.Cancelled | ev.Released, now: float
@@ -201,8 +211,8 @@ class Machine:
         match event:
             case ev.FlushAsked():
                 self._saving.flush(session, event, now)
-            case ev.Committed(tickets=tickets):
-                self._saving.commit(session, tickets)
+            case ev.Committed(tickets=tickets, checksums=checksums):
+                self._saving.commit(session, tickets, checksums, self._wall)
             case ev.Cancelled(tickets=tickets):
                 self._saving.cancel(session, tickets)
             case ev.Released(requests=requests):
@@ -211,6 +221,10 @@ class Machine:
                     self._planning.release(session, request)
 
     def _operate(self, event: ev.Event) -> None:
+        if isinstance(event, ev.ClearAsked | ev.VerifyAsked) and self._operation.is_full:
+            text = f"{self.limits.operations_max} operators wait already: try again"
+            self._books.reply(event.session, event.call, Refused("invalid", text))
+            return
         match event:
             case ev.StatsAsked():
                 self._operation.stats(event, self.gauges())
@@ -219,8 +233,6 @@ class Machine:
             case ev.EvictAsked():
                 self._operation.evict(event)
             case ev.ClearAsked():
-                if self._scanning:
-                    self._cleared.append(event.namespace)
                 self._operation.clear(event)
             case ev.VerifyAsked():
                 self._operation.verify(event)
@@ -236,56 +248,14 @@ class Machine:
             case ev.Sealed(job, checksums):
                 self._saving.sealed(job, checksums, now, self._wall)
             case ev.Stored(job, faults):
-                self._saving.settled(set(self._writeback.stored(job, faults, now)), now)
+                items = self._writeback.stored(job, faults, now)
+                self._saving.settled(set(items), now, self._writeback.take_lost())
             case ev.Filled(job, faults):
-                self._planning.arrived(self._writeback.filled(job, faults), now)
+                self._planning.arrived(self._filling.ended(job, faults), now)
             case ev.Checked(job, faults):
                 self._operation.checked(job, faults)
             case ev.Wiped(job, fault):
                 self._operation.wiped(job, fault)
-
-    # --- the disk's start
-
-    def _open_nvme(self, segments: dict[int, int], namespaces: list[tuple[Label, Layout]]) -> None:
-        self._scanning = True
-        self._books.log.adopt(segments)
-        shelves = self._books.catalog.shelves
-        for label, layout in namespaces:
-            shelf = shelves.setdefault(label.digest, Shelf(label.digest, label, layout))
-            shelf.remembered = True
-
-    def _find(self, objects: list[tuple[Record, Extent]]) -> None:
-        """Take in objects of an earlier start, unless they were cleared or stored anew meanwhile."""
-        books = self._books
-        stale: list[Key] = []
-        for record, extent in objects:
-            key = record.key
-            shelf = books.catalog.shelves.get(key.namespace)
-            if shelf is None:
-                shelf = books.catalog.shelves[key.namespace] = Shelf(key.namespace, None, None)
-            slot = shelf.slot(key.part, key.shard, key.codec)
-            present = books.catalog.find(shelf, slot, key.digest)
-            if present is not None:
-                if present.nvme is None and not present.queued:
-                    stale.append(key)  # Saved anew, not stored yet: only that one counts.
-                continue
-            if extent.segment not in books.log.segments or self._was_cleared(key):
-                stale.append(key)
-                continue
-            where = ev.Tail(record.end, key.digest, record.base)
-            item = books.catalog.create(shelf, slot, where, (record.start, record.end))
-            item.nbytes, item.checksum = record.nbytes, record.checksum
-            item.writer, item.sealed_at = record.writer, record.sealed_at
-            item.parent, item.requantised = record.parent, record.requantised
-            item.nvme = extent
-            item.status = Status.SEALED
-            books.log.keep(item)
-            books.catalog.update(item)
-        if stale:
-            books.forget(stale)
-
-    def _was_cleared(self, key: Key) -> bool:
-        return any(key.namespace.hex().startswith(start) for start in self._cleared)
 
     # --- figures
 
@@ -315,8 +285,14 @@ class Machine:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not add up."""
-        parts = (self._writeback, self._saving, self._operation)
-        audit(self._books, Counter(item for part in parts for item in part.in_jobs()))
+        parts = (self._writeback, self._filling, self._saving, self._operation)
+        in_jobs = Counter(item for part in parts for item in part.in_jobs())
+        stages = (self._writeback, self._filling, self._operation)
+        reading = chain.from_iterable(stage.in_segments() for stage in stages)
+        audit(self._books, in_jobs, Counter(reading))
+        self._writeback.check()
+        self._planning.check()
+        self._books.sights.check()
 
 
 def _why_invalid_plan(layout: Layout, event: ev.PlanAsked, limits: Limits) -> str:
@@ -325,12 +301,14 @@ def _why_invalid_plan(layout: Layout, event: ev.PlanAsked, limits: Limits) -> st
         return f"more than {limits.batch_max} digests"
     if event.tokens < 1 or len(event.digests) != event.tokens // step:
         return f"{len(event.digests)} digests do not chain {event.tokens} tokens by {step}"
-    if any(len(digest) != DIGEST_BYTES for digest in event.digests):
+    digests = chain(event.digests, (tail.digest for tail in event.tails))
+    if any(len(digest) != DIGEST_BYTES for digest in digests):
         return f"a digest has {DIGEST_BYTES} bytes"
     if not 0 <= event.limit <= event.tokens:
         return f"limit {event.limit} lies outside the prompt"
-    if not event.codecs or any(not codec.isidentifier() for codec in event.codecs):
-        return "codecs must be named"
+    codecs = event.codecs
+    if not 0 < len(codecs) <= limits.codecs_max or not all(map(str.isidentifier, codecs)):
+        return f"1..{limits.codecs_max} codecs must be named"
     if any(not 0 < tail.tokens <= event.tokens or tail.tokens % step == 0 for tail in event.tails):
         return "a tail lies inside a block of the prompt"
     return ""

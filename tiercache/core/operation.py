@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from tiercache.core.books import Books
+from tiercache.core.books import Books, Disk
 from tiercache.core.catalog import Item, Shelf, Status
 from tiercache.core.commands import Check, Evicted, Row, Rows, Stats, Verified, Wipe
 from tiercache.core.events import ClearAsked, EvictAsked, ListAsked, StatsAsked, VerifyAsked
+from tiercache.core.filling import Filling
 from tiercache.core.planning import Planning
 from tiercache.core.writeback import WriteBack
 from tiercache.errors import Fault
@@ -18,7 +19,12 @@ class Selector:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._whole_namespace = "/" not in prefix
+        self._namespace, self._beyond, rest = prefix.partition("/")
+        digest = rest.partition("/")[0]
+        try:
+            self._digest = bytes.fromhex(digest[: len(digest) // 2 * 2])
+        except ValueError:
+            self._digest = b"no digest"  # Longer text will not match either.
         self._of_shelf: dict[Shelf, bool] = {}
 
     def matches(self, item: Item) -> bool:
@@ -27,10 +33,11 @@ class Selector:
         found = self._of_shelf.get(shelf)
         if found is None:
             name = shelf.digest.hex()[:KEY_NAMESPACE_CHARS]
-            start = self._prefix.partition("/")[0]
-            found = name.startswith(start) if self._whole_namespace else name == start
+            found = name == self._namespace if self._beyond else name.startswith(self._namespace)
             self._of_shelf[shelf] = found
-        return found and (self._whole_namespace or str(item.key).startswith(self._prefix))
+        if not (found and self._beyond):
+            return found
+        return item.entry.digest.startswith(self._digest) and str(item.key).startswith(self._prefix)
 
 
 class Checking:
@@ -46,21 +53,49 @@ class Checking:
         self.cursor = cursor
 
 
+class Clearing:
+    """A clear whose answer waits until the NVMe tier has forgotten."""
+
+    __slots__ = ("answer", "asked", "failed")
+
+    def __init__(self, asked: ClearAsked, answer: Evicted) -> None:
+        self.asked = asked
+        self.answer = answer
+        self.failed = False
+
+
 class Operation:
     """Answers the operator's questions. None of them waits for a client."""
 
-    def __init__(self, books: Books, writeback: WriteBack, planning: Planning) -> None:
+    def __init__(
+        self, books: Books, writeback: WriteBack, filling: Filling, planning: Planning
+    ) -> None:
         self._books = books
         self._writeback = writeback
+        self._filling = filling
         self._planning = planning
         self._checks: dict[int, Checking] = {}
-        self._wipes: dict[int, tuple[ClearAsked, Evicted]] = {}
+        self._wipes: dict[int, Clearing] = {}
+        self._unscanned: list[Clearing] = []  # Cleared while the disk was not all known.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many answers wait for the disk as may."""
+        waiting = len(self._checks) + len(self._wipes) + len(self._unscanned)
+        return waiting >= self._books.limits.operations_max
 
     def in_jobs(self) -> Iterator[Item]:
         """Yield each item once for every running job that uses it."""
         for check in self._checks.values():
             for item, _, _ in check.copies:
                 yield item
+
+    def in_segments(self) -> Iterator[int]:
+        """Yield each segment of the log once for every copy there that is being read."""
+        for check in self._checks.values():
+            for _, tier, extent in check.copies:
+                if tier == "nvme":
+                    yield extent.segment
 
     # --- list
 
@@ -70,8 +105,9 @@ class Operation:
         cursor = 0
         limits = self._books.limits
         selector = Selector(asked.prefix)
-        for seen, item in enumerate(self._after(asked.cursor)):
-            if len(rows) == min(asked.count, limits.list_rows_max) or seen == limits.list_scan_max:
+        count = max(1, min(asked.count, limits.list_rows_max))
+        for seen, item in enumerate(self._books.catalog.after(asked.cursor)):
+            if len(rows) == count or seen == limits.list_scan_max:
                 break
             if selector.matches(item):
                 rows.append(self._row(item))
@@ -80,17 +116,15 @@ class Operation:
             cursor = 0
         self._books.reply(asked.session, asked.call, Rows(rows, cursor))
 
-    def _after(self, cursor: int) -> Iterator[Item]:
-        return (item for item in list(self._books.catalog) if item.id > cursor)
-
     def _row(self, item: Item) -> Row:
         shelf, entry = item.entry.shelf, item.entry
         layout = shelf.layout
+        part = layout.part(item.slot.part) if layout is not None else None
         return Row(
             id=item.id,
             key=str(item.key),
             record=item.record,
-            kind=layout.part(item.slot.part).kind.value if layout is not None else "",
+            kind=part.kind.value if part is not None else "",
             label=shelf.label,
             layout=layout.fingerprint if layout is not None else "",
             host=item.host,
@@ -98,6 +132,7 @@ class Operation:
             status=item.status.name.lower(),
             leases=item.users,
             sights=self._books.sights.count(shelf.digest, entry.digest),
+            dtype=" ".join(dict.fromkeys(t.dtype for t in part.tensors)) if part else "",
         )
 
     # --- evict, clear
@@ -128,17 +163,20 @@ class Operation:
                 freed += item.nbytes
                 books.counters.add("evictions", "nvme")
                 books.counters.add("evicted_bytes", "nvme", item.nbytes)
-                self._writeback.drop(item)
+                books.drop_stored(item)
             if freed:
                 objects += 1
                 nbytes += freed
+        self._writeback.sweep()
         books.reply(asked.session, asked.call, Evicted(objects, nbytes, busy))
 
-    def _matching(self, prefix: str) -> list[Item]:
-        idle = list(self._books.eviction)
-        rest = [item for item in self._books.catalog if item not in self._books.eviction]
+    def _matching(self, prefix: str) -> Iterator[Item]:
         selector = Selector(prefix)
-        return [item for item in idle + rest if selector.matches(item)]
+        idle = list(self._books.eviction)
+        yield from filter(selector.matches, idle)
+        seen = set(idle)
+        rest = [item for item in self._books.catalog if item not in seen]
+        yield from filter(selector.matches, rest)
 
     def clear(self, asked: ClearAsked) -> None:
         """Make everything of the matching namespaces unfindable at once, in every tier.
@@ -160,20 +198,58 @@ class Operation:
                 if item.nvme is not None or item.queued:
                     keys.append(item.key)
                 books.discard(item, forget=False)
-        answer = Evicted(objects, nbytes, busy)
-        if not books.limits.nvme_bytes:
-            books.reply(asked.session, asked.call, answer)
-            return
-        job = books.next_job()
-        self._wipes[job] = (asked, answer)
-        books.out.append(Wipe(job, keys))
+        clearing = Clearing(asked, Evicted(objects, nbytes, busy))
+        match books.disk:
+            case Disk.READY:
+                self._wipe(clearing, keys)
+            case Disk.OPENING:
+                self._unscanned.append(clearing)
+            case Disk.SCANNING:
+                self._unscanned.append(clearing)
+                books.forget(keys)
+            case Disk.OFF | Disk.FAILED:
+                books.forget(keys)
+                clearing.failed = books.disk is Disk.FAILED
+                self._answer(clearing)
+        self._writeback.sweep()
+
+    def was_cleared(self, key: Key) -> bool:
+        """Return whether the object's namespace was cleared before the object was found."""
+        text = key.namespace.hex()
+        return any(text.startswith(clearing.asked.namespace) for clearing in self._unscanned)
+
+    def scanned(self) -> None:
+        """All that is on the disk was found, and what was cleared forgotten: make sure of that."""
+        for clearing in self._unscanned:
+            self._wipe(clearing, [])
+        self._unscanned.clear()
+
+    def faltered(self, *, for_good: bool) -> None:
+        """The NVMe tier may not have forgotten what it was told to."""
+        for clearing in self._unscanned:
+            clearing.failed = True
+            if for_good:
+                self._answer(clearing)
+        if for_good:
+            self._unscanned.clear()
+
+    def _wipe(self, clearing: Clearing, keys: list[Key]) -> None:
+        job = self._books.next_job()
+        self._wipes[job] = clearing
+        self._books.out.append(Wipe(job, keys))
 
     def wiped(self, job: int, fault: Fault | None) -> None:
         """Only now is it true that what was cleared will not come back."""
-        asked, answer = self._wipes.pop(job)
+        clearing = self._wipes.pop(job)
         if fault is not None:
             self._books.counters.add("nvme_faults", fault.value)
-            answer = Evicted(answer.objects, answer.nbytes, answer.busy, failed="nvme")
+            clearing.failed = True
+        self._answer(clearing)
+
+    def _answer(self, clearing: Clearing) -> None:
+        done, asked = clearing.answer, clearing.asked
+        failed = "nvme" if clearing.failed else ""
+        answer = Evicted(done.objects, done.nbytes, done.busy, failed)
         self._books.reply(asked.session, asked.call, answer)
 
     def _items_of(self, shelf: Shelf) -> list[Item]:
@@ -187,7 +263,7 @@ class Operation:
         copies: list[tuple[Item, str, Extent]] = []
         cursor, seen = 0, 0
         limit = max(1, min(asked.count, books.limits.list_rows_max))
-        for item in self._after(asked.cursor):
+        for item in self._books.catalog.after(asked.cursor):
             if seen == limit:
                 break
             seen += 1
@@ -205,7 +281,7 @@ class Operation:
         job = books.next_job()
         objects: list[tuple[Record, str, Extent]] = []
         for item, tier, extent in copies:
-            books.use(item)
+            books.look_at(item)
             if tier == "nvme":
                 books.log.started(extent)
             objects.append((item.record, tier, extent))
@@ -226,7 +302,7 @@ class Operation:
             if fault is not None:
                 failed.append((str(item.key), tier, fault.value))
                 self._damaged(item, tier, extent, fault)
-            books.let_go(item)
+        books.let_go_of([item for item, _, _ in check.copies])
         asked = check.asked
         books.reply(asked.session, asked.call, Verified(len(faults), nbytes, failed, check.cursor))
         return [item for item, _, _ in check.copies]
@@ -235,7 +311,7 @@ class Operation:
         if item.status is not Status.SEALED:
             return
         if tier == "nvme" and item.nvme == extent:
-            self._writeback.damaged(item, fault)
+            self._filling.damaged(item, fault)
         elif tier == "host" and item.host == extent:
             # A reader may hold it: it goes out of sight, and its bytes when the last one lets go.
             self._books.counters.add("damaged", "host")

@@ -1,46 +1,51 @@
 """Where a request can resume: planning, loading and fetching."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from tiercache.core.books import Books, Session
-from tiercache.core.catalog import Item, Shelf
+from tiercache.core.catalog import Item, Shelf, Status
 from tiercache.core.commands import Fetched, Loaded, Planned
 from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked
+from tiercache.core.filling import Filling
 from tiercache.core.policy.base import Checkpoints
 from tiercache.core.policy.checkpoints import ChunkEnds
 from tiercache.core.route import Route
+from tiercache.core.sights import Request
+from tiercache.core.waits import Wait, Waits
 from tiercache.core.writeback import WriteBack
 from tiercache.state import Layout, Piece
-
-
-class Wait:
-    """A call that waits for objects to come from NVMe."""
-
-    __slots__ = ("asked", "deadline", "items", "missing")
-
-    def __init__(
-        self, asked: LoadAsked | FetchAsked, items: list[Item | None], missing: set[Item]
-    ) -> None:
-        self.asked = asked
-        self.deadline = asked.deadline
-        self.items = items
-        self.missing = missing
 
 
 class Planning:
     """Answers `PlanAsked`, `LoadAsked` and `FetchAsked`."""
 
-    def __init__(self, books: Books, writeback: WriteBack) -> None:
+    def __init__(self, books: Books, writeback: WriteBack, filling: Filling) -> None:
         self._books = books
         self._writeback = writeback
+        self._filling = filling
         self._checkpoints: Checkpoints = ChunkEnds(books.limits.checkpoints_max)
-        self._routes: dict[tuple[bytes, str, str], Route] = {}
-        self._waits: dict[int, Wait] = {}
-        self._next_wait = 0
+        self._routes: OrderedDict[Request, Route] = OrderedDict()
+        self._asked: dict[int, dict[str, set[Request]]] = {}  # Session -> its name -> routes.
+        self._waits = Waits(books.limits.waiting_max)
 
     def __len__(self) -> int:
         """Calls that wait."""
         return len(self._waits)
+
+    def check(self) -> None:
+        """Raise AssertionError if routes and the sessions that take part in them disagree."""
+        asked = {
+            (number, name)
+            for number, requests in self._asked.items()
+            for request, names in requests.items()
+            for name in names
+            if name[2] == request
+        }
+        routes = {(n, name) for name, route in self._routes.items() for n in route.sessions}
+        assert asked == routes, "who asked for what"
+        assert {number for number, _ in asked} <= self._books.sessions.keys()
+        self._waits.check()
 
     # --- plan
 
@@ -51,26 +56,33 @@ class Planning:
         # A second session of the same request is another rank: it gets no more than was decided.
         alone = route.sessions <= {session.number}
         limit = asked.limit if alone else min(asked.limit, route.decided)
-        books.release(session.number, asked.request)
-        route.sessions.add(session.number)
+        # What the request leased before stays leased: somebody may still read it.
+        self._join(session, shelf, asked.request, route)
         route.walk(asked, limit)
+        for tail in asked.tails:
+            entry = shelf.entries.get(tail.digest)
+            if entry is not None:
+                books.catalog.mention(entry)
         self._writeback.consider_all(route.entries)
         position = ready = route.deepest(session, in_host=True)
-        if ready < len(route.positions) - 1:
+        if ready < route.deepest_known():
             position = route.deepest(session, in_host=False)
         boundary = route.positions[position] if position >= 0 else 0
-        route.decided = boundary if alone else min(boundary, route.decided)
         items = route.chosen(session, position)
         leased = items
         if asked.all_ranks:
             leased = route.chosen(session, position, all_ranks=True)
         books.lease(session.number, asked.request, leased, now)
         self._touch_segments(leased)
-        self._writeback.fill([item for item in leased if item.host is None])
+        self._filling.start([item for item in leased if item.host is None])
         candidates = route.candidates(asked, boundary, books.limits.tails_max)
+        if alone:
+            route.decided = boundary
+        elif asked.tails or not candidates:  # Otherwise it may ask again, and decide then.
+            route.decided = min(boundary, route.decided)
         reason = "" if boundary else route.why_not(session, asked)
-        if ready == position:
-            route.outcome = (boundary, "host", reason)
+        if not route.settled:
+            route.outcome = (boundary, "host", reason) if ready == position else None
             if not candidates:
                 self._settle(route)
         books.reply(
@@ -92,59 +104,63 @@ class Planning:
     def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> Route:
         """Return the request's route, and count its sight of what it has not seen before."""
         books = self._books
-        name = self._name(session, shelf, asked.request)
+        name = session.scoped(shelf, asked.request)
         route = self._routes.get(name)
+        if route is not None and route.shelf is not shelf:
+            self._end(name)  # The namespace was empty, and made room for others meanwhile.
+            route = None
         if route is None:
             if len(self._routes) >= books.limits.plans_max:
                 self._end(next(iter(self._routes)))
             assert shelf.layout is not None
             route = self._routes[name] = Route(shelf, shelf.layout)
-        tails = [tail.digest for tail in asked.tails]
-        if books.sights.first_time(shelf.digest, f"{session.writer}/{asked.request}"):
-            books.sights.see(shelf.digest, asked.digests + tails)
             books.counters.add("lookup_tokens", amount=asked.tokens)
-        elif session.number in route.sessions:
-            # The client names boundaries inside blocks in a second call of the same request.
-            known = {entry.digest for entry in route.entries}
-            books.sights.see(shelf.digest, [digest for digest in tails if digest not in known])
+        if books.sights.first_time(name):
+            books.sights.see(shelf.digest, asked.digests)
+        # The client names boundaries inside blocks in a second call of the same request.
+        books.sights.see_beyond(name, [tail.digest for tail in asked.tails])
         return route
 
-    def _name(self, session: Session, shelf: Shelf, request: str) -> tuple[bytes, str, str]:
-        """Ranks of one engine share its name, and so its requests; other engines do not."""
-        return (shelf.digest, session.writer, request)
+    def _join(self, session: Session, shelf: Shelf, request: str, route: Route) -> None:
+        """The session takes part in a request, until it releases it or ends."""
+        route.sessions.add(session.number)
+        names = self._asked.setdefault(session.number, {}).setdefault(request, set())
+        names.add(session.scoped(shelf, request))
 
     # --- load
 
     def load(self, session: Session, shelf: Shelf, asked: LoadAsked, now: float) -> None:
         """Answer when the session's objects of a planned request are in memory."""
-        route = self._routes.get(self._name(session, shelf, asked.request))
-        if route is None:
+        route = self._routes.get(session.scoped(shelf, asked.request))
+        if route is None or not route.leads_to(asked.boundary, asked.digest):
             self._books.reply(session.number, asked.call, Loaded(0, [], "not_planned"))
             return
-        route.sessions.add(session.number)
-        route.cut(route.decided)
-        wanted = route.chosen(session, len(route.positions) - 1) if route.decided else []
-        coming = self._writeback.fill([item for item in wanted if item.host is None])
+        self._join(session, shelf, asked.request, route)
+        route.cut(min(route.decided, asked.boundary))
+        wanted = route.chosen(session, route.deepest_known(), all_ranks=route.all_ranks)
+        # Leased before room is made for the others: making room must not drop it.
+        self._books.lease(session.number, asked.request, wanted, now)
+        coming = self._filling.start([item for item in wanted if item.host is None])
         self._wait(Wait(asked, list(wanted), set(coming)), now)
 
     def _conclude_load(self, session: Session, asked: LoadAsked, now: float) -> None:
         shelf = self._books.shelf_of(session, asked.lora, asked.salt)
-        name = self._name(session, shelf, asked.request) if shelf is not None else None
+        name = session.scoped(shelf, asked.request) if shelf is not None else None
         route = self._routes.get(name) if name is not None else None
-        if route is None:
+        if route is None or not route.leads_to(asked.boundary, asked.digest):
             self._books.reply(session.number, asked.call, Loaded(0, [], "released"))
             return
-        route.cut(route.decided)
+        route.cut(min(route.decided, asked.boundary))
         position = route.deepest(session, in_host=True)
         boundary = route.positions[position] if position >= 0 else 0
         items = route.chosen(session, position)
+        leased = route.chosen(session, position, all_ranks=True) if route.all_ranks else items
         if route.outcome is None:
             route.outcome = (boundary, "nvme" if boundary else "declined", "")
         self._settle(route)
         reason = "" if boundary == route.decided else "lost_or_late"
         route.decided = boundary
-        self._books.release(session.number, asked.request)
-        self._books.lease(session.number, asked.request, items, now)
+        self._books.lease(session.number, asked.request, leased, now)
         pieces = [self._piece(item) for item in items]
         self._books.reply(session.number, asked.call, Loaded(boundary, pieces, reason))
 
@@ -152,57 +168,54 @@ class Planning:
 
     def fetch(self, session: Session, shelf: Shelf, asked: FetchAsked, now: float) -> None:
         """Lease objects by name, bringing back from NVMe what is there only."""
-        items: list[Item | None] = []
         assert shelf.layout is not None
+        parts, slots, entries = shelf.layout.parts, shelf.slots, shelf.entries
+        items: list[Item | None] = []
         for wanted in asked.wanted:
-            slot = shelf.slot(shelf.layout.parts[wanted.part].name, wanted.shard, wanted.codec)
-            entry = shelf.entries.get(wanted.digest)
-            held = entry is not None and entry.held >> slot.bit & 1
-            items.append(entry.items[slot.bit] if entry is not None and held else None)
-        absent = [item for item in items if item is not None and item.host is None]
-        self._lease_present(session, asked.request, items, now)
-        for kind, count in (
-            ("nvme", len(absent)),
-            ("miss", items.count(None)),
-            ("host", len(items) - len(absent) - items.count(None)),
-        ):
-            self._books.counters.add("fetches", kind, count)
-        coming = self._writeback.fill(absent) if absent and asked.deadline > now else []
-        self._wait(Wait(asked, items, set(coming)), now)
+            slot = slots.get((parts[wanted.part].name, wanted.shard, wanted.codec))
+            entry = entries.get(wanted.digest)
+            held = slot is not None and entry is not None and entry.held >> slot.bit & 1
+            items.append(entry.items[slot.bit] if slot and entry and held else None)
+        there = [item for item in items if item is not None]
+        absent = [item for item in there if item.host is None]
+        counters = self._books.counters
+        counters.add("fetches", "host", len(there) - len(absent))
+        counters.add("fetches", "nvme", len(absent))
+        counters.add("fetches", "miss", len(items) - len(there))
+        self._books.lease(session.number, asked.request, there, now)
+        if absent:
+            coming = self._filling.start(absent) if asked.deadline > now else []
+            self._wait(Wait(asked, items, set(coming)), now)
+            return
+        # Nothing to wait for: what was just leased is the answer.
+        pieces = [None if item is None else item.piece or self._piece(item) for item in items]
+        self._books.reply(session.number, asked.call, Fetched(pieces))
 
-    def _lease_present(
+    def _lease(
         self, session: Session, request: str, items: Iterable[Item | None], now: float
     ) -> None:
-        present = (item for item in items if item is not None and item.host is not None)
+        present = (item for item in items if item is not None and item.status is Status.SEALED)
         self._books.lease(session.number, request, present, now)
 
     def _conclude_fetch(
         self, session: Session, asked: FetchAsked, items: list[Item | None], now: float
     ) -> None:
-        self._lease_present(session, asked.request, items, now)
-        pieces = [
-            self._piece(item) if item is not None and item.host is not None else None
-            for item in items
-        ]
+        # What was cleared, dropped or found damaged while the call waited is not given out.
+        sealed = [item if item and item.status is Status.SEALED else None for item in items]
+        self._lease(session, asked.request, sealed, now)
+        pieces = [self._piece(item) if item and item.host is not None else None for item in sealed]
         self._books.reply(session.number, asked.call, Fetched(pieces))
 
     # --- waiting
 
     def _wait(self, wait: Wait, now: float) -> None:
-        if (
-            not wait.missing
-            or wait.deadline <= now
-            or len(self._waits) >= self._books.limits.waiting_max
-        ):
+        if not wait.missing or wait.deadline <= now or self._waits.is_full:
             self._conclude(wait, now)
-            return
-        self._next_wait += 1
-        self._waits[self._next_wait] = wait
+        else:
+            self._waits.add(wait)
 
     def _conclude(self, wait: Wait, now: float) -> None:
-        session = self._books.sessions.get(wait.asked.session)
-        if session is None:
-            return
+        session = self._books.sessions[wait.asked.session]
         match wait.asked:
             case LoadAsked() as asked:
                 self._conclude_load(session, asked, now)
@@ -211,47 +224,38 @@ class Planning:
 
     def arrived(self, items: list[Item], now: float) -> None:
         """These objects came from NVMe, or failed to: answer whoever waits for nothing else."""
-        if not self._waits:
-            return
-        gone = set(items)
-        for number, wait in list(self._waits.items()):
-            wait.missing -= gone
-            if not wait.missing:
-                del self._waits[number]
-                self._conclude(wait, now)
+        for wait in self._waits.arrived(items):
+            self._conclude(wait, now)
 
     def tick(self, now: float) -> None:
         """Answer every call whose time is up."""
-        for number, wait in list(self._waits.items()):
-            if wait.deadline <= now:
-                del self._waits[number]
-                self._conclude(wait, now)
+        for wait in self._waits.late(now):
+            self._conclude(wait, now)
 
     def wakeup(self) -> float | None:
-        """Return when the next call's time is up."""
-        return min((wait.deadline for wait in self._waits.values()), default=None)
+        """Return when the next call's time is up, or a time before."""
+        return self._waits.wakeup()
 
     # --- the end of a request
 
     def release(self, session: Session, request: str) -> None:
         """The session is done with a request; the last one ends it."""
-        for shelf in session.narrowed.values():
-            name = self._name(session, shelf, request)
-            route = self._routes.get(name)
-            if route is not None:
-                route.sessions.discard(session.number)
-                if not route.sessions:
-                    self._end(name)
+        asked = self._asked.get(session.number, {})
+        for name in asked.pop(request, ()):
+            self._leave(session, name)
+
+    def _leave(self, session: Session, name: Request) -> None:
+        route = self._routes[name]
+        route.sessions.remove(session.number)
+        if not route.sessions:
+            self._end(name)
 
     def close(self, session: Session) -> None:
         """The session is gone: none of its calls is answered any more."""
-        for number, wait in list(self._waits.items()):
-            if wait.asked.session == session.number:
-                del self._waits[number]
-        for name, route in list(self._routes.items()):
-            route.sessions.discard(session.number)
-            if not route.sessions:
-                self._end(name)
+        self._waits.close(session.number)
+        for names in self._asked.pop(session.number, {}).values():
+            for name in names:
+                self._leave(session, name)
 
     def forget(self, shelf: Shelf) -> None:
         """A namespace is cleared: what was planned in it is void."""
@@ -259,8 +263,13 @@ class Planning:
             if route.shelf is shelf:
                 self._end(name)
 
-    def _end(self, name: tuple[bytes, str, str]) -> None:
+    def _end(self, name: Request) -> None:
         route = self._routes.pop(name)
+        for number in route.sessions:
+            asked = self._asked[number]
+            asked[name[2]].discard(name)
+            if not asked[name[2]]:
+                del asked[name[2]]
         if not route.settled and route.outcome is None:
             self._books.counters.add("lookups", "aborted")
         self._settle(route)
@@ -308,4 +317,5 @@ def _piece_of(item: Item, layout: Layout) -> Piece:
         segment=host.segment,
         offset=host.offset,
         nbytes=item.nbytes,
+        requantised=item.requantised,
     )

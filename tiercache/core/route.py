@@ -1,5 +1,6 @@
 """One request's way through the catalog: which positions its prompt passes, and what is held there."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import chain
 
@@ -17,6 +18,8 @@ class Route:
     """
 
     __slots__ = (
+        "all_ranks",
+        "cap",
         "codecs",
         "decided",
         "entries",
@@ -24,6 +27,8 @@ class Route:
         "limit",
         "outcome",
         "positions",
+        "reached",
+        "reshard",
         "sessions",
         "settled",
         "shelf",
@@ -33,16 +38,23 @@ class Route:
         self.shelf = shelf
         self.layout = layout
         self.codecs: tuple[str, ...] = ()
+        self.all_ranks = False
+        self.reshard = False
         self.positions: list[int] = []
         self.entries: list[Entry] = []
         self.limit = 0
+        self.cap = 0  # Nothing deeper is given out any more.
+        self.reached = 0  # Whole blocks that were looked at.
         self.decided = 0
         self.sessions: set[int] = set()
         self.outcome: tuple[int, str, str] | None = None
         self.settled = False
 
     def walk(self, asked: PlanAsked, limit: int) -> None:
-        """Find the entries along the prompt, as deep as `limit` and as anything is held."""
+        """Find the entries along the prompt, as deep as it asks for and as anything is held.
+
+        No more than `limit` is given out: other ranks may have been promised more.
+        """
         step = self.layout.block_tokens
         entries = self.shelf.entries
         gap_ends_it = any(
@@ -50,36 +62,52 @@ class Route:
         )
         found: list[tuple[int, Entry]] = []
         absent = Entry(self.shelf, b"", b"")
-        for number, digest in enumerate(asked.digests[: limit // step], 1):
+        for number, digest in enumerate(asked.digests[: asked.limit // step], 1):
             entry = entries.get(digest, absent)
             if gap_ends_it and not entry.held:
                 break
             found.append((number * step, entry))
-        reached = found[-1][0] if found else 0
+        whole = len(found)
+        self.reached = min(whole, limit // step)
         for tail in asked.tails:
             entry = entries.get(tail.digest, absent)
-            if entry.held and tail.tokens <= min(limit, reached + step - 1):
+            if entry.held and tail.tokens <= min(asked.limit, whole * step + step - 1):
                 found.append((tail.tokens, entry))
         if asked.tails:
             found.sort(key=lambda pair: pair[0])
+        while found and not found[-1][1].held:
+            found.pop()
         self.positions = [tokens for tokens, _ in found]
         self.entries = [entry for _, entry in found]
-        self.limit = limit
-        self.codecs = asked.codecs
+        self.limit = self.cap = limit
+        self.codecs = tuple(dict.fromkeys(asked.codecs))
+        self.all_ranks = asked.all_ranks
+        self.reshard = asked.reshard
+
+    def leads_to(self, tokens: int, digest: bytes) -> bool:
+        """Return whether the prompt that was walked last begins with the one of that boundary."""
+        at = bisect_left(self.positions, tokens)
+        if tokens == 0 or at == len(self.positions):
+            return tokens == 0  # Nothing was planned, and nothing can be mistaken for it.
+        return self.positions[at] == tokens and self.entries[at].digest == digest
 
     def cut(self, tokens: int) -> None:
-        """Forget what lies deeper than `tokens`."""
-        while self.positions and self.positions[-1] > tokens:
-            self.positions.pop()
-            self.entries.pop()
+        """Give out nothing deeper than `tokens` any more."""
+        self.cap = min(self.cap, tokens)
+
+    def deepest_known(self) -> int:
+        """Return the index of the deepest position that may be given out, or -1."""
+        return bisect_right(self.positions, self.cap) - 1
 
     def deepest(self, session: Session, *, in_host: bool) -> int:
         """Return the index of the deepest boundary, or -1.
 
         All ranks' shards must be held somewhere; with `in_host`, the session's own ones in memory.
         """
-        anywhere = [entry.held for entry in self.entries]
-        in_memory = [entry.host for entry in self.entries] if in_host else anywhere
+        count = self.deepest_known() + 1
+        entries, positions = self.entries[:count], self.positions[:count]
+        anywhere = [entry.held for entry in entries]
+        in_memory = [entry.host for entry in entries] if in_host else anywhere
         held: list[Sequence[bool]] = []
         for part in self.layout.parts:
             shards = part.shards(session.ranks)
@@ -89,10 +117,13 @@ class Route:
             if own != needs:
                 flags = [a and b for a, b in zip(flags, _all_met(anywhere, needs), strict=True)]
             held.append(flags)
-        return resolve(self.layout.parts, self.positions, held)
+        return resolve(self.layout.parts, positions, held)
 
     def chosen(self, session: Session, position: int, *, all_ranks: bool = False) -> list[Item]:
-        """Return the objects that a boundary rests on, shallow first: the session's, or all ranks'."""
+        """Return the objects that a boundary rests on, shallow first: the session's, or all ranks'.
+
+        Of several codecs that are there, one in memory comes first, then the client's order counts.
+        """
         if position < 0:
             return []
         items: list[Item] = []
@@ -100,9 +131,8 @@ class Route:
             shards = part.shards(session.ranks)
             wanted = dict.fromkeys(shards if all_ranks else (shards[session.rank],))
             entries = self._window(part, position)
-            for shard in wanted:
-                bits = [self.shelf.slot(part.name, shard, codec).bit for codec in self.codecs]
-                items.extend(chain.from_iterable(_first(entry, bits) for entry in entries))
+            for need in self._needs(part, tuple(wanted)):
+                items.extend(chain.from_iterable(_first(entry, need) for entry in entries))
         return items
 
     def candidates(self, asked: PlanAsked, boundary: int, limit: int) -> list[Tail]:
@@ -111,27 +141,29 @@ class Route:
         An earlier turn may have ended in any block, the first one included.
         """
         named = {tail.digest for tail in asked.tails}
-        step = self.layout.block_tokens
-        blocks = [self.shelf.start, *asked.digests[: len(self.entries)]]
+        entries = self.shelf.entries
+        blocks = [self.shelf.start, *asked.digests[: self.reached]]
         found: list[Tail] = []
-        for digest in blocks[boundary // step :]:
-            entry = self.shelf.entries.get(digest)
-            if entry is not None:
+        for digest in blocks[boundary // self.layout.block_tokens :]:
+            entry = entries.get(digest)
+            if entry is not None and entry.tails:
                 found.extend(
                     tail
                     for tail in entry.tails
-                    if boundary < tail.tokens <= self.limit and tail.digest not in named
+                    if boundary < tail.tokens <= self.limit
+                    and tail.digest not in named
+                    and entries[tail.digest].held
                 )
+        found.sort(key=lambda tail: tail.tokens)
         return found[-limit:]
 
     def why_not(self, session: Session, asked: PlanAsked) -> str:
         """Name why nothing can be resumed."""
-        reached = len(self.entries)
-        if reached == self.limit // self.layout.block_tokens < len(asked.digests):
-            next_entry = self.shelf.entries.get(asked.digests[reached])
+        if self.reached == self.limit // self.layout.block_tokens < len(asked.digests):
+            next_entry = self.shelf.entries.get(asked.digests[self.reached])
             if next_entry is not None and next_entry.held:
                 return "beyond_limit"
-        masks = [entry.held for entry in self.entries]
+        masks = [entry.held for entry in self.entries[: self.deepest_known() + 1]]
         if not any(masks):
             return "unknown_prefix"
         for part in self.layout.parts:
@@ -140,10 +172,14 @@ class Route:
                 return "no_state"
         return "incomplete"
 
-    def _needs(self, part: Part, shards: Sequence[Shard]) -> tuple[int, ...]:
-        """Return one mask per distinct shard: a bit for each codec that will do."""
+    def _needs(self, part: Part, shards: Sequence[Shard]) -> tuple[tuple[int, ...], ...]:
+        """Return, for each distinct shard, the masks of which one must be held as a whole."""
         return tuple(
-            sum(1 << self.shelf.slot(part.name, shard, codec).bit for codec in self.codecs)
+            tuple(
+                cover
+                for codec in self.codecs
+                for cover in self.shelf.covers(part.name, shard, codec, reshard=self.reshard)
+            )
             for shard in dict.fromkeys(shards)
         )
 
@@ -161,20 +197,27 @@ class Route:
             if tokens > start and tokens % block == 0
         ]
         return [*edges, here]
-        return edges
 
 
-def _all_met(masks: list[int], needs: tuple[int, ...]) -> list[bool]:
-    """Return for each mask whether it meets every need, i.e. has at least one bit of it."""
-    if all(need & (need - 1) == 0 for need in needs):  # One codec: every bit must be there.
-        every = sum(needs)
+def _all_met(masks: list[int], needs: tuple[tuple[int, ...], ...]) -> list[bool]:
+    """Return for each mask whether it meets every need, i.e. holds one of its covers as a whole."""
+    if all(len(covers) == 1 for covers in needs):  # One codec, one split: every bit must be there.
+        every = 0
+        for (cover,) in needs:
+            every |= cover
         return [mask & every == every for mask in masks]
-    return [all(mask & need for need in needs) for mask in masks]
+    return [
+        all(any(mask & cover == cover for cover in covers) for covers in needs) for mask in masks
+    ]
 
 
-def _first(entry: Entry, bits: list[int]) -> list[Item]:
-    """Return the object of the first of these slots that is held at an entry."""
-    for bit in bits:
-        if entry.held >> bit & 1:
-            return [entry.items[bit]]
+def _first(entry: Entry, covers: tuple[int, ...]) -> list[Item]:
+    """Return the objects of one of these covers that is held at an entry, in memory if there is one."""
+    for mask in (entry.host, entry.held):
+        for cover in covers:
+            if mask & cover != cover:
+                continue
+            if cover & (cover - 1) == 0:
+                return [entry.items[cover.bit_length() - 1]]
+            return [item for bit, item in entry.items.items() if cover >> bit & 1]
     return []

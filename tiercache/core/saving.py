@@ -1,25 +1,29 @@
 """How objects come in: reserved, written by a client, committed, sealed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf, Status
 from tiercache.core.commands import Flushed, Granted, Reserved, Seal
 from tiercache.core.events import FlushAsked, Offer, ReserveAsked, Tail
+from tiercache.core.sights import Request
 from tiercache.core.writeback import WriteBack
 from tiercache.state import NATIVE, Layout
 from tiercache.state.canonical import DIGEST_BYTES
+
+CHECKSUM_BYTES = 16
 
 
 class FlushWait:
     """A client that waits until what it committed is sealed, then perhaps stored."""
 
-    __slots__ = ("asked", "missing", "sealed")
+    __slots__ = ("asked", "lost", "missing", "turn")
 
     def __init__(self, asked: FlushAsked, missing: set[Item]) -> None:
         self.asked = asked
-        self.missing = missing
-        self.sealed = False
+        self.missing = missing  # Not sealed yet.
+        self.turn: int | None = None  # Once all are sealed: what was queued for NVMe up to here.
+        self.lost = 0  # Not stored, though it had earned it.
 
 
 class Saving:
@@ -39,32 +43,31 @@ class Saving:
 
     # --- reserve
 
-    def reserve(self, session: Session, shelf: Shelf, asked: ReserveAsked) -> None:
+    def reserve(self, session: Session, shelf: Shelf, asked: ReserveAsked, now: float) -> None:
         """Answer each offer with room, or with why not. Nothing waits for room."""
-        grants = [self._grant(session, shelf, offer) for offer in asked.offers]
+        request = session.scoped(shelf, asked.request)
+        self._books.sights.first_time(request)
+        grants = [self._grant(session, shelf, offer, request, now) for offer in asked.offers]
         for grant in grants:
             self._books.counters.add("reserves", grant.outcome)
         self._books.reply(session.number, asked.call, Reserved(grants))
 
-    def _grant(self, session: Session, shelf: Shelf, offer: Offer) -> Granted:
+    def _grant(
+        self, session: Session, shelf: Shelf, offer: Offer, request: Request, now: float
+    ) -> Granted:
         books = self._books
-        layout = shelf.layout
-        assert layout is not None
-        if not session.write:
-            return Granted("read_only", 0, None)
-        if not _fits(layout, offer):
-            return Granted("invalid", 0, None)
-        if len(session.reserved) >= books.limits.reservations_per_session_max:
-            return Granted("too_many", 0, None)
-        slot = shelf.slot(layout.parts[offer.part].name, offer.shard, offer.codec)
+        problem = self._why_not(session, shelf, offer)
+        if problem:
+            return Granted(problem, 0, None)
+        self._see(offer, request)
+        assert shelf.layout is not None
+        slot = shelf.slot(shelf.layout.parts[offer.part].name, offer.shard, offer.codec)
         present = books.catalog.find(shelf, slot, offer.digest)
-        if present is not None:
-            if present.status is Status.SEALED:
-                return Granted("held", 0, None)
-            return Granted("busy", 0, None)
-        if offer.nbytes > books.space.object_bytes_max:
-            return Granted("too_large", 0, None)
-        extent = books.allocate(offer.nbytes)
+        if present is not None and not self._taken_back(present, now):
+            books.catalog.mention(present.entry)
+            self._writeback.consider(present.entry)
+            return Granted("held" if present.status is Status.SEALED else "busy", 0, None)
+        extent = books.allocate(offer.nbytes) if self._takes_one_more() else None
         if extent is None:
             return Granted("full", 0, None)
         where = Tail(offer.end, offer.digest, offer.base)
@@ -76,28 +79,96 @@ class Saving:
         item.target = extent
         books.use(item)
         session.reserved[item.id] = item
-        if offer.base and not books.sights.count(shelf.digest, offer.digest):
-            # A prompt's end inside a block is not part of its chain: saving there is its first sight.
-            books.sights.see(shelf.digest, [offer.digest])
+        session.reserved_at[item.id] = now
         return Granted("granted", item.id, extent)
+
+    def _takes_one_more(self) -> bool:
+        """Return whether the catalog takes one more object, after dropping the least valuable ones.
+
+        What is on NVMe too stays known when it leaves memory: then a segment has to go.
+        """
+        books = self._books
+        for _ in range(books.limits.evictions_per_reserve_max):
+            if len(books.catalog.items) < books.limits.objects_max:
+                return True
+            victim = books.victim()
+            if victim is not None and victim.nvme is None:
+                books.evict(victim)
+            elif not self._writeback.drop_oldest():
+                return False
+        return len(books.catalog.items) < books.limits.objects_max
+
+    def _why_not(self, session: Session, shelf: Shelf, offer: Offer) -> str:
+        books = self._books
+        layout, entry = shelf.layout, shelf.entries.get(offer.digest)
+        assert layout is not None
+        if not session.write:
+            return "read_only"
+        if not _fits(layout, offer) or len(offer.codec) > books.limits.name_bytes_max:
+            return "invalid"
+        if entry is not None and not entry.agrees(offer.end, offer.base):
+            return "invalid"
+        if len(session.reserved) >= books.limits.reservations_per_session_max:
+            return "too_many"
+        name = (layout.parts[offer.part].name, offer.shard, offer.codec)
+        if name not in shelf.slots and len(shelf.slots) >= books.limits.slots_max:
+            return "too_many"
+        return "too_large" if offer.nbytes > books.space.object_bytes_max else ""
+
+    def _see(self, offer: Offer, request: Request) -> None:
+        """Saving where no prompt has been (inside a block, beyond the prompt's end) is a sight too."""
+        sights = self._books.sights
+        if offer.base:
+            sights.see_beyond(request, [offer.digest])
+        elif not sights.count(request[0], offer.digest):
+            sights.see(request[0], [offer.digest])
+
+    def _taken_back(self, item: Item, now: float) -> bool:
+        """Return whether the object's reservation was too old, and so its key is free again.
+
+        Its extent is not: the one who reserved it may be frozen, and write when it wakes.
+        """
+        if item.status is not Status.WRITING:
+            return False
+        before = now - self._books.limits.lease_s_max
+        for session in self._books.sessions.values():
+            if session.reserved_at.get(item.id, now) < before:
+                self._books.discard(item)
+                return True
+        return False
 
     # --- commit, cancel, seal
 
-    def commit(self, session: Session, tickets: list[int]) -> None:
-        """The bytes are written: have them summed. An unknown ticket is counted, never believed."""
+    def commit(
+        self, session: Session, tickets: list[int], checksums: list[bytes], wall: float
+    ) -> None:
+        """The bytes are written: seal what comes with its checksum, have the rest summed.
+
+        An unknown ticket is counted, never believed.
+        """
         books = self._books
         batch: list[Item] = []
-        for ticket in tickets:
+        done: list[Item] = []
+        if len(checksums) != len(tickets):  # None, or not one for each: then they say nothing.
+            checksums = [b""] * len(tickets)
+        for ticket, checksum in zip(tickets, checksums, strict=True):
             item = session.reserved.pop(ticket, None)
+            session.reserved_at.pop(ticket, None)
             if item is None or item.status is not Status.WRITING:
                 session.lost += 1
                 books.counters.add("commits_lost")
                 if item is not None:
                     books.let_go(item)
                 continue
+            if len(checksum) == CHECKSUM_BYTES:
+                self._seal(item, checksum, wall)
+                done.append(item)
+                continue
             item.status = Status.SEALING
             session.unsealed.add(item)
             batch.append(item)
+        self._writeback.consider_all(dict.fromkeys(item.entry for item in done))
+        books.let_go_of(done)
         if batch:
             job = books.next_job()
             self._sealing[job] = [(session.number, item) for item in batch]
@@ -109,73 +180,86 @@ class Saving:
         """These will not be written; unknown tickets are no error."""
         for ticket in tickets:
             item = session.reserved.pop(ticket, None)
+            session.reserved_at.pop(ticket, None)
             if item is not None:
-                self.abandon(item)
+                self._abandon(item)
+                self._books.let_go(item)
 
-    def abandon(self, item: Item) -> None:
-        """A reservation ends without its bytes."""
+    def _abandon(self, item: Item) -> None:
+        """A reserved object will not be written: its key is free for others."""
         if item.status is not Status.DOOMED:
             self._books.discard(item)
-        self._books.let_go(item)
 
     def sealed(self, job: int, checksums: list[bytes], now: float, wall: float) -> None:
         """Checksums are known: from here on the objects are read-only and can be found."""
         books = self._books
         batch = self._sealing.pop(job)
         assert len(batch) == len(checksums)
-        done: set[Item] = set()
+        done: dict[Item, None] = {}
         for (number, item), checksum in zip(batch, checksums, strict=True):
-            done.add(item)
+            done[item] = None
             session = books.sessions.get(number)
             if session is not None:
                 session.unsealed.discard(item)
             if item.status is Status.SEALING:
-                item.status = Status.SEALED
-                item.checksum = checksum
-                item.sealed_at = wall
-                item.host, item.target = item.target, None
-                books.catalog.update(item)
-                books.counters.add("commits")
-                self._writeback.consider(item.entry)
+                self._seal(item, checksum, wall)
             elif session is not None:
                 session.lost += 1
-            books.let_go(item)
-        self.settled(done, now)
+        self._writeback.consider_all(dict.fromkeys(item.entry for item in done))
+        books.let_go_of([item for _, item in batch])
+        self.settled(set(done), now)
+
+    def _seal(self, item: Item, checksum: bytes, wall: float) -> None:
+        item.status = Status.SEALED
+        item.checksum = checksum
+        item.sealed_at = wall
+        item.host, item.target = item.target, None
+        self._books.catalog.update(item)
+        self._books.counters.add("commits")
 
     # --- flush
 
     def flush(self, session: Session, asked: FlushAsked, now: float) -> None:
         """Answer once everything committed before is sealed and, if asked, stored."""
-        self._flushes.append(FlushWait(asked, set(session.unsealed)))
+        wait = FlushWait(asked, set(session.unsealed))
+        if len(self._flushes) >= self._books.limits.waiting_max:
+            self._answer(wait)
+            return
+        self._flushes.append(wait)
         self.settled(set(), now)
 
-    def settled(self, items: set[Item], now: float) -> None:
-        """These objects are sealed, stored or lost: answer the flushes that wait for nothing else."""
+    def settled(self, items: set[Item], now: float, lost: Sequence[int] = ()) -> None:
+        """These objects are sealed, those turns lost: answer the flushes that wait for nothing else."""
+        writeback = self._writeback
         for wait in list(self._flushes):
             wait.missing -= items
-            if not wait.missing and not wait.sealed:
-                wait.sealed = True
-                if wait.asked.durable:
-                    wait.missing = self._writeback.pending()
-            if not wait.missing or wait.asked.deadline <= now:
+            if wait.turn is not None:
+                wait.lost += sum(turn <= wait.turn for turn in lost)
+            elif not wait.missing:
+                wait.turn = writeback.turn if wait.asked.durable else 0
+            done = wait.turn is not None and writeback.is_past(wait.turn)
+            if done or wait.asked.deadline <= now:
                 self._flushes.remove(wait)
                 self._answer(wait)
 
     def _answer(self, wait: FlushWait) -> None:
-        session = self._books.sessions.get(wait.asked.session)
-        if session is not None:
-            self._books.reply(
-                session.number, wait.asked.call, Flushed(len(wait.missing), session.lost)
-            )
-            session.lost = 0
+        session = self._books.sessions[wait.asked.session]
+        waiting = len(wait.missing)
+        if wait.turn is not None:
+            waiting += self._writeback.waiting(wait.turn)
+        lost = session.lost + wait.lost
+        self._books.reply(session.number, wait.asked.call, Flushed(waiting, lost))
+        session.lost = 0
 
     def wakeup(self) -> float | None:
         """Return when the next flush's time is up."""
         return min((wait.asked.deadline for wait in self._flushes), default=None)
 
     def close(self, session: Session) -> None:
-        """The session is gone: its flushes are not answered."""
+        """The session is gone: its flushes are not answered, and what it reserved will not be written."""
         self._flushes = [wait for wait in self._flushes if wait.asked.session != session.number]
+        for item in session.reserved.values():
+            self._abandon(item)
 
 
 def _fits(layout: Layout, offer: Offer) -> bool:
@@ -198,5 +282,7 @@ def _fits(layout: Layout, offer: Offer) -> bool:
     else:
         expected_start = offer.end - (offer.end % part.block_tokens or part.block_tokens)
     if offer.start != expected_start or offer.nbytes < 1 or offer.requantised < 0:
+        return False
+    if len(offer.parent) not in {0, DIGEST_BYTES}:
         return False
     return offer.codec != NATIVE or offer.nbytes == part.nbytes(offer.end - offer.start, shard)

@@ -1,11 +1,11 @@
-"""Moving what has earned it to NVMe, behind the scenes, and back when it is asked for."""
+"""Moving what has earned it to NVMe, behind the scenes."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from tiercache.core.books import Books
+from tiercache.core.books import Books, Disk
 from tiercache.core.catalog import Entry, Item, Status
-from tiercache.core.commands import Fill, Reclaim, Remember, Store
+from tiercache.core.commands import Reclaim, Remember, Store
 from tiercache.core.log import Segment
 from tiercache.core.policy.admission import Eager, SecondSight
 from tiercache.core.policy.base import Admission
@@ -14,7 +14,7 @@ from tiercache.state import Extent, Record
 
 
 class WriteBack:
-    """The queue to NVMe, the jobs on it, and the jobs from it."""
+    """The queue to NVMe, and the jobs on it."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -22,28 +22,70 @@ class WriteBack:
         self._admission: Admission = Eager() if limits.eager else SecondSight()
         self._queue: OrderedDict[Item, None] = OrderedDict()
         self._storing: dict[int, list[tuple[Item, Extent]]] = {}
-        self._filling: dict[int, list[tuple[Item, Extent]]] = {}
         self._in_flight_bytes = 0
+        self._turns: OrderedDict[Item, int] = OrderedDict()  # Of all pending items, ascending.
+        self._turn = 0
+        self._lost: list[int] = []  # Turns of items that will not be stored; whoever waits is told.
         self.paused_until: float | None = None
 
     def __len__(self) -> int:
         """Objects waiting or on their way to NVMe."""
-        return len(self._queue) + sum(len(job) for job in self._storing.values())
+        return len(self._turns)
 
-    def pending(self) -> set[Item]:
-        """Return the objects waiting or on their way to NVMe."""
-        storing = {item for job in self._storing.values() for item, _ in job}
-        return storing.union(self._queue)
+    def is_storing(self, item: Item) -> bool:
+        """Return whether the tier was told already to write the object."""
+        return item.queued and item not in self._queue
+
+    @property
+    def lost(self) -> bool:
+        """Whether `take_lost` has anything to say."""
+        return bool(self._lost)
+
+    def take_lost(self) -> list[int]:
+        """Return the turns of objects that will not be stored, though they were pending, since the last
+        call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    @property
+    def turn(self) -> int:
+        """The turn of the object that was queued last; turns ascend."""
+        return self._turn
+
+    def is_past(self, turn: int) -> bool:
+        """Return whether everything queued up to that turn is stored or lost."""
+        return not self._turns or next(iter(self._turns.values())) > turn
+
+    def waiting(self, turn: int) -> int:
+        """Return how many objects up to that turn are not stored yet."""
+        return sum(1 for other in self._turns.values() if other <= turn)
 
     def in_jobs(self) -> Iterator[Item]:
         """Yield each item once for every running job that uses it."""
-        for job in (*self._storing.values(), *self._filling.values()):
+        for job in self._storing.values():
             for item, _ in job:
                 yield item
 
+    def in_segments(self) -> Iterator[int]:
+        """Yield each segment of the log once for every extent that a running job uses there."""
+        for job in self._storing.values():
+            for _, extent in job:
+                yield extent.segment
+
+    def check(self) -> None:
+        """Raise AssertionError if the queue does not add up."""
+        in_flight = sum(extent.size for job in self._storing.values() for _, extent in job)
+        assert in_flight == self._in_flight_bytes, "bytes in flight"
+        pending = set(self._queue).union(*(dict(job) for job in self._storing.values()))
+        assert pending == self._turns.keys(), "turns"
+        assert list(self._turns.values()) == sorted(self._turns.values()), "turns ascend"
+        assert all(item.queued for item in pending)
+        assert all(item in pending for item in self._books.catalog if item.queued)
+        assert not self._lost, "losses nobody heard of"
+
     # --- to NVMe
 
-    def consider_all(self, entries: list[Entry]) -> None:
+    def consider_all(self, entries: Iterable[Entry]) -> None:
         """Queue what is held at these entries in memory only and has earned more."""
         for entry in entries:
             if entry.host & ~entry.nvme:
@@ -51,7 +93,7 @@ class WriteBack:
 
     def consider(self, entry: Entry) -> None:
         """Queue what is held at this entry in memory only, if the entry has earned it."""
-        if not entry.host & ~entry.nvme or self._books.limits.nvme_bytes == 0:
+        if not entry.host & ~entry.nvme or self._books.disk < Disk.OPENING:
             return
         if self._admission.earned(self._books.sights.count(entry.shelf.digest, entry.digest)):
             for item in entry.items.values():
@@ -59,16 +101,20 @@ class WriteBack:
                     self._enqueue(item)
 
     def _enqueue(self, item: Item) -> None:
-        if item.status is not Status.SEALED:
-            return
         if len(self) >= self._books.limits.write_back_objects_max:
             self._books.counters.add("writeback_dropped", "queue_full")
             return
         item.queued = True
         self._queue[item] = None
+        self._turn += 1
+        self._turns[item] = self._turn
 
     def pump(self, now: float) -> None:
         """Start as many writes as may run at once."""
+        if self._books.disk < Disk.SCANNING:
+            return
+        if self._books.log.segments_bytes > self._books.log.capacity:
+            self._trim()
         if self.paused_until is not None and now < self.paused_until:
             return
         self.paused_until = None
@@ -85,12 +131,10 @@ class WriteBack:
             item = next(iter(self._queue))
             del self._queue[item]
             if item.status is not Status.SEALED or item.host is None:
-                item.queued = False
-                books.counters.add("writeback_dropped", "gone")
+                self._drop_queued(item, "gone")
                 continue
             if books.log.rounded(item.nbytes) > books.log.capacity:
-                item.queued = False
-                books.counters.add("writeback_dropped", "no_room")
+                self._drop_queued(item, "no_room")
                 continue
             extent = self._place(item)
             if extent is None:  # Every segment is in use: the jobs there end, and pump again.
@@ -112,6 +156,11 @@ class WriteBack:
             self._remember(item)
         books.out.append(Store(job, objects))
         return True
+
+    def _drop_queued(self, item: Item, why: str) -> None:
+        item.queued = False
+        self._lost.append(self._turns.pop(item))
+        self._books.counters.add("writeback_dropped", why)
 
     def _remember(self, item: Item) -> None:
         shelf = item.entry.shelf
@@ -146,14 +195,17 @@ class WriteBack:
         assert len(batch) == len(faults)
         for (item, extent), fault in zip(batch, faults, strict=True):
             item.queued = False
+            turn = self._turns.pop(item)
             self._in_flight_bytes -= extent.size
             self._books.log.finished(extent)
             if fault is None:
                 self._stored_one(item, extent)
             else:
-                self._failed_one(extent, fault, now)
-            self._books.let_go(item)
-        return [item for item, _ in batch]
+                self._failed_one(item, extent, fault, now)
+                self._lost.append(turn)
+        items = [item for item, _ in batch]
+        self._books.let_go_of(items)
+        return items
 
     def _stored_one(self, item: Item, extent: Extent) -> None:
         books = self._books
@@ -162,18 +214,22 @@ class WriteBack:
             item.nvme = extent
             books.log.keep(item)
             books.catalog.update(item)
-            return
-        # It was dropped while it was being written: what the index says of it must go, unless the
-        # same key is there anew.
+        else:
+            self._unlist(item)  # It was dropped while it was being written.
+
+    def _unlist(self, item: Item) -> None:
+        """What the index says of the key must go, unless the same key is there anew or on its way."""
+        books = self._books
         key = item.key
         shelf = books.catalog.shelves.get(key.namespace)
         slot = shelf.slots.get((key.part, key.shard, key.codec)) if shelf is not None else None
         again = books.catalog.find(shelf, slot, key.digest) if shelf and slot else None
-        if again is None or (again.nvme is None and not again.queued):
+        if again is None or (again.nvme is None and not self.is_storing(again)):
             books.forget([key])
 
-    def _failed_one(self, extent: Extent, fault: Fault, now: float) -> None:
+    def _failed_one(self, item: Item, extent: Extent, fault: Fault, now: float) -> None:
         books = self._books
+        self._unlist(item)  # An earlier start may have stored it too.
         books.counters.add("nvme_faults", fault.value)
         books.counters.add("writeback_dropped", "no_space" if fault is Fault.NO_SPACE else "io")
         books.log.seal_open()
@@ -183,91 +239,30 @@ class WriteBack:
             books.out.append(Reclaim([segment.number], []))
         self.paused_until = now + books.limits.nvme_pause_s
 
-    # --- from NVMe
+    def drop_oldest(self) -> bool:
+        """Drop the segment used longest ago; False when every one is in use."""
+        victim = self._books.log.victim()
+        if victim is not None:
+            self._drop_segment(victim)
+        return victim is not None
 
-    def fill(self, items: list[Item]) -> list[Item]:
-        """Start bringing objects back to the host tier; return those that are on their way.
+    def sweep(self) -> None:
+        """Give back the space of segments in which nothing lives any more."""
+        for segment in self._books.log.empty():
+            self._books.log.remove(segment)
+            self._books.out.append(Reclaim([segment.number], []))
 
-        One already on its way is not read twice. One that finds no room is left out.
-        """
-        books = self._books
-        coming: list[Item] = []
-        batch: list[tuple[Item, Extent]] = []
-        nbytes = 0
-        for item in items:
-            if item.target is not None:
-                coming.append(item)
-                continue
-            if item.nvme is None:
-                continue
-            # In use before room is made for it: making room must not drop it.
-            books.use(item)
-            item.target = books.allocate(item.nbytes)
-            if item.target is None:
-                books.let_go(item)
-                continue
-            books.log.started(item.nvme)
-            books.log.touch(item.nvme.segment)
-            coming.append(item)
-            batch.append((item, item.nvme))
-            nbytes += item.nbytes
-            if nbytes >= books.limits.fill_batch_bytes_max:
-                self._start_fill(batch)
-                batch, nbytes = [], 0
-        if batch:
-            self._start_fill(batch)
-        return coming
+    def give_up(self) -> None:
+        """The tier failed as a whole: nothing more is written, and what waits for it is told."""
+        for item in self._queue:
+            self._drop_queued(item, "io")
+        self._queue.clear()
 
-    def _start_fill(self, batch: list[tuple[Item, Extent]]) -> None:
-        job = self._books.next_job()
-        self._filling[job] = batch
-        objects: list[tuple[Record, Extent, Extent]] = []
-        for item, extent in batch:
-            assert item.target is not None
-            objects.append((item.record, extent, item.target))
-        self._books.out.append(Fill(job, objects))
-
-    def filled(self, job: int, faults: list[Fault | None]) -> list[Item]:
-        """Take in the outcomes of one `Fill`; return its objects, those that failed included."""
-        books = self._books
-        batch = self._filling.pop(job)
-        assert len(batch) == len(faults)
-        for (item, extent), fault in zip(batch, faults, strict=True):
-            books.log.finished(extent)
-            if fault is None and item.status is Status.SEALED:
-                item.host, item.target = item.target, None
-                books.counters.add("nvme_read_bytes", amount=item.nbytes)
-                books.catalog.update(item)
-            elif fault is not None:
-                self.damaged(item, fault)
-            books.let_go(item)
-        return [item for item, _ in batch]
-
-    def damaged(self, item: Item, fault: Fault) -> None:
-        """The NVMe copy cannot be read: it is never offered again, and a miss if it was the only one."""
-        books = self._books
-        books.counters.add("nvme_faults", fault.value)
-        if fault in {Fault.DAMAGED, Fault.MISSING}:
-            books.counters.add("damaged", "nvme")
-        if item.target is not None and item.status is not Status.DOOMED:
-            books.space.free(item.target)
-            item.target = None
-        if item.nvme is not None:
-            self.drop(item)
-
-    def drop(self, item: Item) -> None:
-        """Give up the NVMe copy of an object, in the index too."""
-        self._books.forget([item.key])
-        self._books.drop_nvme(item)
-
-    def trim(self) -> None:
+    def _trim(self) -> None:
         """Drop segments until the log is within its capacity: it may have been lowered."""
         log = self._books.log
-        while log.segments_bytes > log.capacity:
-            victim = log.victim()
-            if victim is None:
-                return
-            self._drop_segment(victim)
+        while log.segments_bytes > log.capacity and self.drop_oldest():
+            pass
 
     def wakeup(self) -> float | None:
         """Return when a pause ends that something waits for."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tiercache.config import Nvme
 from tiercache.core import events
 from tiercache.errors import StorageFault
-from tiercache.runtime.absent import AbsentTier
 from tiercache.runtime.executor import Executor
 from tiercache.runtime.log import say
 from tiercache.runtime.node import Node
@@ -19,7 +18,7 @@ from tiercache.tiers.base import Found
 if TYPE_CHECKING:
     from tiercache.tiers.nvme import NvmeTier
 
-FOUND_BATCH = 512
+FOUND_BATCH = 128
 """Objects that the core takes in at a time: between two batches it answers clients."""
 
 
@@ -41,8 +40,8 @@ class Disk:
     async def start(self, node: Node, executor: Executor) -> None:
         """Open the tier, then tell the core what is there.
 
-        Raises ConfigError when the directory cannot be had. A device that fails leaves the node
-        without an NVMe tier, and `state` says why.
+        Raises ConfigError when the directory cannot be had. A device that fails leaves the node with
+        what was found until then, to be read and not added to, and `state` says why.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -59,10 +58,7 @@ class Disk:
         except StorageFault as fault:
             self.state = f"failed: {fault}"
             say(logging.ERROR, "nvme failed", reason=str(fault))
-            if self._tier is None:
-                executor.use(AbsentTier(fault))
-                node.hear(events.NvmeOpened({}, []))
-                node.hear(events.ScanEnded())
+            node.hear(events.NvmeFailed(fault.fault))
             return
         self.state = "ready"
         met = tier.recovery

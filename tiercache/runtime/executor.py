@@ -87,8 +87,9 @@ class Executor:
         return None
 
     def busy(self) -> bool:
-        """Whether writes are under way or queued."""
-        return self._writer.busy()
+        """Whether writes are under way or queued, or their outcomes have not been heard."""
+        # In this order: what was just finished has put its outcome before it says so.
+        return self._writer.busy() or not self._outcomes.empty
 
     def hurry(self) -> None:
         """Write without a limit to the rate, for a node that stops."""
@@ -105,7 +106,7 @@ class Executor:
 
     def _seal(self, job: int, objects: list[tuple[Extent, int]]) -> events.Event | None:
         if sum(nbytes for _, nbytes in objects) <= SEAL_INLINE_BYTES_MAX:
-            outcome = events.Sealed(job, [seal(self._arena, *item) for item in objects])
+            outcome = events.Sealed(job, [self._sum(*item) for item in objects])
             crash.reach("runtime.after_seal_before_handle")
             return outcome
         checksums = [b""] * len(objects)
@@ -115,11 +116,14 @@ class Executor:
 
         def some(start: int, stop: int) -> None:
             for index in range(start, stop):
-                checksums[index] = seal(self._arena, *objects[index])
+                checksums[index] = self._sum(*objects[index])
 
         spans = split([nbytes for _, nbytes in objects])
         self._sealers.add(_ranges(spans, some, done))
         return None
+
+    def _sum(self, extent: Extent, nbytes: int) -> bytes:
+        return xxh3_128_digest(self._arena.view(extent)[:nbytes])
 
     # --- reads
 
@@ -247,10 +251,11 @@ class Writer:
 
     def _store(self, job: int, objects: list[tuple[Record, Extent, Extent]]) -> None:
         self._hurry.wait(self._debt.wait_s(time.monotonic()))
-        writes = [
-            Write(record, target, self._arena.view(source)[: target.size])
-            for record, source, target in objects
-        ]
+        writes: list[Write] = []
+        for record, source, target in objects:
+            view = self._arena.view(source)[: target.size]
+            clear_rest(view, record.nbytes)
+            writes.append(Write(record, target, view))
         faults = _kinds(self._tier.write(writes))
         self._debt.add(sum(target.size for _, _, target in objects), time.monotonic())
         crash.reach("runtime.after_store_before_handle")
@@ -261,13 +266,11 @@ class Writer:
             self._outcomes.put(events.TierFailed(fault.fault))
 
 
-def seal(arena: Arena, extent: Extent, nbytes: int) -> bytes:
-    """Zero what lies behind the object's bytes in its extent; return their XXH3-128."""
-    view = arena.view(extent)
-    for start in range(nbytes, extent.size, len(_ZEROS)):
-        stop = min(extent.size, start + len(_ZEROS))
+def clear_rest(view: memoryview, nbytes: int) -> None:
+    """Zero what lies behind an object's bytes: an earlier object's bytes never reach the disk."""
+    for start in range(nbytes, len(view), len(_ZEROS)):
+        stop = min(len(view), start + len(_ZEROS))
         view[start:stop] = _ZEROS[: stop - start]
-    return xxh3_128_digest(view[:nbytes])
 
 
 def split(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 Nothing that goes wrong here can hurt the cache: a failed request is a 500 and a log line.
 """
 
+import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -12,6 +13,9 @@ from prometheus_client.registry import Collector
 
 from tiercache.runtime.node import Readiness
 
+CONNECTIONS_MAX = 32
+"""Whoever comes then takes the place of the oldest: idle ones cannot keep the probes out."""
+
 KEEPALIVE_S = 75.0
 SHUTDOWN_S = 0.5
 
@@ -20,8 +24,8 @@ Answer = Callable[[web.Request], Awaitable[web.Response]]
 
 async def serve_http(
     sock: socket.socket, collector: Collector, readiness: Callable[[], Readiness]
-) -> web.AppRunner:
-    """Serve on a socket that listens already. `cleanup` of what is returned ends it."""
+) -> Callable[[], Awaitable[None]]:
+    """Serve on a socket that listens already. Calling what is returned ends it."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
 
@@ -51,5 +55,20 @@ async def serve_http(
         app, access_log=None, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=SHUTDOWN_S
     )
     await runner.setup()
-    await web.SockSite(runner, sock).start()
-    return runner
+    server = runner.server
+    if server is None:
+        raise AssertionError("an application that was set up has a server")
+
+    def admit() -> asyncio.Protocol:
+        open_now = server.connections
+        if len(open_now) >= CONNECTIONS_MAX:
+            open_now[0].force_close()
+        return server()
+
+    listening = await asyncio.get_running_loop().create_server(admit, sock=sock)
+
+    async def end() -> None:
+        listening.close()
+        await runner.cleanup()
+
+    return end

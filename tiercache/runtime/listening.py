@@ -16,22 +16,23 @@ BACKLOG = 128
 class Listener:
     """Owns `path` and listens there from construction to `close`.
 
-    `<path>.lock` is held for as long; the kernel lets go of it with the process, however that ends.
-    A socket that a dead node left is replaced. Raises ConfigError when another program has the path.
+    `shared`: every user may connect, and whoever accepts must ask the kernel who it is. `<path>.lock` is
+    held for as long; the kernel lets go of it with the process, however that ends. A socket that a dead
+    node left is replaced. Raises ConfigError when another program has the path.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path = path
         with contextlib.ExitStack() as undo:
             try:
-                self._lock = _lock(path)
+                self._lock = _lock(path, 0o711 if shared else 0o700)
                 undo.callback(os.close, self._lock)
                 _remove_stale(path)
                 self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 undo.callback(self.sock.close)
                 self.sock.setblocking(False)
-                # Never open to others, not even between two calls.
-                mask = os.umask(0o177)
+                # Never more open than it should be, not even between two calls.
+                mask = os.umask(0o111 if shared else 0o177)
                 try:
                     self.sock.bind(str(path))
                 finally:
@@ -55,9 +56,9 @@ class Listener:
             self._lock = -1
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, folder_mode: int) -> int:
     folder = path.parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=folder_mode, parents=True, exist_ok=True)
     owner = folder.stat().st_uid
     if owner not in {0, os.geteuid()}:
         raise ConfigError(

@@ -36,7 +36,10 @@ def _text(value: Field) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     plain = "" if value is None else str(value)
-    return plain if plain and _BARE.issuperset(plain) else json.dumps(plain, ensure_ascii=False)
+    if plain and _BARE.issuperset(plain):
+        return plain
+    # Plain ASCII: names come from other people, and must neither end the line nor drive a terminal.
+    return json.dumps(plain).replace("\x7f", "\\u007f")
 
 
 def set_up(level: str, stream: TextIO | None = None) -> None:

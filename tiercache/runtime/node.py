@@ -67,8 +67,11 @@ class Node:
         """Take in one event; the caller sends the answers."""
         if self._is_broken:
             return
+        inbox = self._inbox
+        inbox.append(event)
         try:
-            self._decide(event)
+            while inbox:
+                self._decide(inbox.popleft())
         except BaseException as error:
             self._is_broken = True
             self._broken(f"{type(error).__name__}: {error}")
@@ -76,17 +79,14 @@ class Node:
         self._arm()
 
     def _decide(self, event: events.Event) -> None:
-        inbox = self._inbox
-        inbox.append(event)
-        while inbox:
-            started = time.monotonic()
-            decided = self._machine.handle(inbox.popleft(), started, time.time())
-            self._tally.handled(time.monotonic() - started)
-            for command in decided:
-                if isinstance(command, commands.Reply):
-                    self._reply(command)
-                else:
-                    self._execute(command)
+        started = time.monotonic()
+        decided = self._machine.handle(event, started, time.time())
+        self._tally.handled(time.monotonic() - started)
+        for command in decided:
+            if isinstance(command, commands.Reply):
+                self._reply(command)
+            else:
+                self._execute(command)
 
     def close(self) -> None:
         """Wake nobody any more."""

@@ -8,9 +8,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,9 @@ from tiercache.runtime.log import LOG, say, set_up
 from tiercache.runtime.node import Node, Readiness
 from tiercache.runtime.prefault import Prefault
 from tiercache.runtime.server import Server, Terms
-from tiercache.runtime.startup import Decided, allowed_uids, decide, limits_of
+from tiercache.runtime.startup import Decided, admits_others, allowed_uids, decide, limits_of
 from tiercache.runtime.telemetry import NodeCollector, Numbers, Tally
-from tiercache.runtime.translate import NodeFacts
+from tiercache.runtime.translate import NodeFacts, Telling
 from tiercache.tiers import crash
 from tiercache.tiers.host import HostArena
 from tiercache.wire.messages import PROTOCOL
@@ -107,7 +107,7 @@ class Sidecar:
         self._prefault: Prefault | None = None
         self._disk = Disk(settings.nvme)
         self._server = Server(
-            loop, self._terms(), self._tally, self._facts, settings.limits.lease_s_max
+            loop, self._terms(), self._tally, self._telling, settings.limits.lease_s_max
         )
         self._node = Node(
             loop,
@@ -133,7 +133,8 @@ class Sidecar:
         http = listen_http(settings.metrics.bind)
         if http is not None:
             self._open.callback(http.close)
-        listener = self._stop.listener = Listener(Path(settings.node.socket))
+        shared = admits_others(settings)
+        listener = self._stop.listener = Listener(Path(settings.node.socket), shared=shared)
         self._open.callback(listener.close)
         self._server.start(listener.sock, self._node)
         self._say_started(http)
@@ -191,8 +192,7 @@ class Sidecar:
         )
         build = {"version": self._decided.version, "protocol": str(PROTOCOL)}
         collector = NodeCollector(self._counters, self._gauges, self._tally, build)
-        runner = await http.serve_http(sock, collector, self._readiness)
-        self._open.push_async_callback(runner.cleanup)
+        self._open.push_async_callback(await http.serve_http(sock, collector, self._readiness))
 
     # --- what it says of itself
 
@@ -212,8 +212,8 @@ class Sidecar:
     def _prefaulted(self) -> int:
         return self._prefault.nbytes if self._prefault is not None else 0
 
-    def _facts(self) -> NodeFacts:
-        return NodeFacts(
+    def _telling(self) -> Telling:
+        facts = NodeFacts(
             version=self._decided.version,
             protocol=PROTOCOL,
             boot=self._decided.boot,
@@ -225,6 +225,7 @@ class Sidecar:
             arena_prefaulted_bytes=self._prefaulted(),
             nvme=self._disk.state,
         )
+        return Telling(facts, self._tally.counters, self._own_gauges())
 
     def _readiness(self) -> Readiness:
         return Readiness(
@@ -239,17 +240,21 @@ class Sidecar:
         return {**self._machine.counters, **self._tally.counters}
 
     def _gauges(self) -> Numbers:
+        return {**self._machine.gauges(), **self._own_gauges()}
+
+    def _own_gauges(self) -> dict[str, dict[str, float]]:
         nvme = self._settings.nvme
         own: dict[str, float] = {
-            "ready": self._server.listening,
-            "nvme_scanned": self._disk.state == "ready",
+            "ready": float(self._server.listening),
+            "nvme_scanned": float(self._disk.state == "ready"),
+            "nvme_failed": float(self._disk.state.startswith("failed")),
             "open_connections": self._server.connections,
             "arena_bytes": self._decided.arena_bytes,
             "arena_prefaulted_bytes": self._prefaulted(),
             "writeback_limit_bytes_per_second": nvme.write_bytes_per_s if nvme.path else 0,
             "start_time_seconds": self._born,
         }
-        return {**self._machine.gauges(), **{name: {"": value} for name, value in own.items()}}
+        return {name: {"": value} for name, value in own.items()}
 
     def _say_started(self, http: "socket.socket | None") -> None:
         settings, decided = self._settings, self._decided
@@ -290,18 +295,16 @@ async def serve(settings: Settings, *, ready: Callable[[], None] | None = None) 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.signalled, number)
-    _watch_threads(loop, stop)
-    decided = decide(settings)
-    sidecar = Sidecar(settings, decided, stop)
-    clean = False
-    try:
-        sidecar.start()
-        gc.freeze()
-        if ready is not None:
-            ready()
-        await stop.wait()
-    finally:
-        clean = await sidecar.stop()
+    sidecar = Sidecar(settings, decide(settings), stop)
+    with _failing_threads_stop(loop, stop):
+        try:
+            sidecar.start()
+            gc.freeze()
+            if ready is not None:
+                ready()
+            await stop.wait()
+        finally:
+            clean = await sidecar.stop()
     if stop.error is not None:
         raise stop.error
     if not clean:
@@ -318,7 +321,8 @@ def run(settings: Settings) -> int:
         return runner.run(serve(settings))
 
 
-def _watch_threads(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+@contextmanager
+def _failing_threads_stop(loop: asyncio.AbstractEventLoop, stop: Stop) -> Iterator[None]:
     """A thread that ends with an error leaves a job without an outcome: the node must stop."""
 
     def failed(args: threading.ExceptHookArgs) -> None:
@@ -330,4 +334,8 @@ def _watch_threads(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
         )
         loop.call_soon_threadsafe(stop.broken, f"thread {name} failed")
 
-    threading.excepthook = failed
+    before, threading.excepthook = threading.excepthook, failed
+    try:
+        yield
+    finally:
+        threading.excepthook = before

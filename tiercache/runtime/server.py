@@ -15,7 +15,7 @@ from tiercache.runtime.node import Node
 from tiercache.runtime.peercred import Owners, credentials
 from tiercache.runtime.session import RECEIVE_BYTES, Session, SlowReaderError, refuse
 from tiercache.runtime.telemetry import Tally
-from tiercache.runtime.translate import Caller, NodeFacts, to_event, to_reply
+from tiercache.runtime.translate import Caller, Telling, to_event, to_reply
 from tiercache.tiers import crash
 from tiercache.wire import messages as wire
 
@@ -50,13 +50,13 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         terms: Terms,
         tally: Tally,
-        facts: Callable[[], NodeFacts],
+        telling: Callable[[], Telling],
         grace_s: float,
     ) -> None:
         self._loop = loop
         self._terms = terms
         self._tally = tally
-        self._facts = facts
+        self._telling = telling
         self._owners = Owners(loop, self._gone, grace_s)
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(1)
@@ -105,10 +105,10 @@ class Server:
             return
         body = command.body
         try:
-            if isinstance(body, commands.Accepted):
-                self._admit(session, command.call)
+            if session.attaching is not None and session.attaching.call == command.call:
+                self._attached(session, session.attaching, body)
             else:
-                session.answer(to_reply(command.call, body, self._facts))
+                session.answer(to_reply(command.call, body, self._telling))
         except SlowReaderError:
             self._doomed[session] = None
         self._unsent[session] = None
@@ -127,12 +127,26 @@ class Server:
             except OSError as error:
                 self._end(session, str(error))
 
-    def _admit(self, session: Session, call: int) -> None:
+    def _attached(self, session: Session, asked: wire.Attach, body: commands.ReplyBody) -> None:
+        session.attaching = None
+        fields: dict[str, str | int] = {
+            "client": session.caller.writer,
+            "pid": session.peer.pid,
+            "model": asked.namespace.model,
+            "rank": f"{asked.rank}/{asked.ranks}",
+        }
+        if not isinstance(body, commands.Accepted):
+            reply = to_reply(asked.call, body, self._telling)
+            reason = reply.text if isinstance(reply, wire.Failed) else ""
+            self._warn("attach refused", **fields, reason=reason)
+            session.answer(reply)
+            return
         self._owners.add(session.number, session.sock)
         descriptors = self._terms.descriptors(False)
-        if session.attaching:
+        if asked.write:
             descriptors = [*descriptors, *self._terms.descriptors(True)]
-        session.answer(wire.Attached(call, list(self._terms.segments)), descriptors)
+        say(logging.INFO, "attached", session=session.number, write=asked.write, **fields)
+        session.answer(wire.Attached(asked.call, list(self._terms.segments)), descriptors)
         crash.reach("runtime.after_attach")
 
     # --- from clients
@@ -192,6 +206,8 @@ class Server:
         self._loop.add_reader(sock, self._readable, session)
 
     def _readable(self, session: Session) -> None:
+        if session.number not in self._sessions:
+            return
         try:
             more = session.receive()
             while not session.detached and (message := session.next()) is not None:
@@ -208,42 +224,57 @@ class Server:
         else:
             if session.detached or not more:
                 self._end(session, "")
+            elif session.ends():
+                # uvloop calls once after an error, such as a client that died with answers unread;
+                # what lies behind the bytes just received would never be seen.
+                self._loop.call_soon(self._readable, session)
         self.flush()
 
     def _hear(self, session: Session, message: wire.FromClient) -> None:
         self._tally.add("requests")
         match message:
-            case wire.Hello(call, _, client):
-                session.writer = client[:CLIENT_NAME_CHARACTERS_MAX]
-                terms = self._terms
-                self._answer(
-                    session,
-                    wire.Welcome(
-                        call,
-                        wire.PROTOCOL,
-                        terms.boot,
-                        terms.version,
-                        terms.frame_bytes_max,
-                        terms.batch_max,
-                    ),
-                )
+            case wire.Hello():
+                self._greet(session, message)
+                return
             case wire.Detach():
                 session.detached = True
+                return
             case wire.Attach(call) if self._owners.full:
                 text = "too many processes hold the arena: end some that have disconnected"
                 self._answer(session, wire.Failed(call, "refused", text))
+                return
+            case wire.Commit(tickets=items) | wire.Cancel(items) | wire.Release(items):
+                if len(items) > self._terms.batch_max:
+                    raise ProtocolError(
+                        f"{len(items)} items at once, {self._terms.batch_max} at most"
+                    )
+                if isinstance(message, wire.Commit):
+                    crash.reach("runtime.after_seal_before_handle")
+            case wire.Attach():
+                session.attaching = message
             case _:
-                if isinstance(message, wire.Attach):
-                    session.attaching = message.write
-                caller = Caller(session.number, session.writer)
-                try:
-                    event = to_event(message, caller, time.monotonic())
-                except ValueError as error:
-                    if not isinstance(message, wire.Request):
-                        raise ProtocolError(str(error)) from error
-                    self._answer(session, wire.Failed(message.call, "invalid", str(error)))
-                    return
-                self._take(event)
+                pass
+        try:
+            event = to_event(message, session.caller, time.monotonic())
+        except ValueError as error:
+            if not isinstance(message, wire.Request):
+                raise ProtocolError(str(error)) from error
+            self._answer(session, wire.Failed(message.call, "invalid", str(error)))
+            return
+        self._take(event)
+
+    def _greet(self, session: Session, hello: wire.Hello) -> None:
+        session.caller = Caller(session.number, hello.client[:CLIENT_NAME_CHARACTERS_MAX])
+        terms = self._terms
+        welcome = wire.Welcome(
+            hello.call,
+            wire.PROTOCOL,
+            terms.boot,
+            terms.version,
+            terms.frame_bytes_max,
+            terms.batch_max,
+        )
+        self._answer(session, welcome)
 
     def _answer(self, session: Session, reply: wire.Reply) -> None:
         try:
@@ -260,7 +291,7 @@ class Server:
     # --- ends
 
     def _fail(self, session: Session, event: str, text: str) -> None:
-        self._warn(event, pid=session.peer.pid, client=session.writer, reason=text)
+        self._warn(event, pid=session.peer.pid, client=session.caller.writer, reason=text)
         session.farewell()
         self._end(session, text)
 
@@ -277,7 +308,7 @@ class Server:
             logging.DEBUG,
             "disconnected",
             session=session.number,
-            client=session.writer,
+            client=session.caller.writer,
             acknowledged=acknowledged,
             reason=reason,
         )

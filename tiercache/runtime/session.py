@@ -1,10 +1,12 @@
 """One connection's socket and buffers. It knows how to talk, not what to say."""
 
+import select
 import socket
 from collections import deque
 from collections.abc import Sequence
 
 from tiercache.runtime.peercred import Peer
+from tiercache.runtime.translate import Caller
 from tiercache.wire import messages as wire
 from tiercache.wire.connection import ServerSide
 
@@ -23,21 +25,24 @@ class Session:
     """One connected client.
 
     Answers are gathered by `answer` and leave with `flush`: several in one system call. What the
-    socket does not take waits here, up to `pending_bytes_max`.
+    socket does not take waits here, up to `pending_bytes_max`. A client that reads no more is heard to
+    its end: it may have said goodbye.
     """
 
     __slots__ = (
         "_buffer",
+        "_ends",
+        "_hung_up",
         "_pending",
         "_pending_bytes",
         "_pending_bytes_max",
         "_side",
         "_sock",
         "attaching",
+        "caller",
         "detached",
         "number",
         "peer",
-        "writer",
     )
 
     def __init__(
@@ -52,10 +57,13 @@ class Session:
     ) -> None:
         self.number = number
         self.peer = peer
-        self.writer = ""
-        self.attaching = False  # The client's wish for writable descriptors, while it attaches.
+        self.caller = Caller(number, "")
+        self.attaching: wire.Attach | None = None  # Asked, and not answered yet.
         self.detached = False
+        self._hung_up = False
         self._sock = sock
+        self._ends = select.poll()
+        self._ends.register(sock, select.POLLRDHUP)
         self._buffer = memoryview(buffer)
         self._side = ServerSide(frame_bytes_max)
         self._pending: deque[tuple[bytes | memoryview, Sequence[int]]] = deque()
@@ -77,6 +85,10 @@ class Session:
             self._side.receive(self._buffer[:count])
         return count > 0
 
+    def ends(self) -> bool:
+        """Whether the other end hung up: what is left can be received, and nothing will follow."""
+        return bool(self._ends.poll(0))
+
     def next(self) -> wire.FromClient | None:
         """Return the next message of what has arrived. Raises ProtocolError."""
         return self._side.next()
@@ -87,6 +99,8 @@ class Session:
             packed = self._side.send(reply)
         except ValueError as error:
             packed = self._side.send(wire.Failed(reply.call, "invalid", f"ask for less: {error}"))
+        if self._hung_up:
+            return
         self._pending_bytes += len(packed)
         if self._pending_bytes > self._pending_bytes_max:
             raise SlowReaderError
@@ -113,6 +127,10 @@ class Session:
                     sent = self._sock.send(chunk)
             except BlockingIOError:
                 return False
+            except (BrokenPipeError, ConnectionResetError):
+                self._hung_up = True
+                pending.clear()
+                return True
             self._pending_bytes -= sent
             if sent < len(chunk):
                 pending[0] = (memoryview(chunk)[sent:], ())

@@ -10,7 +10,7 @@ from tiercache.config import Settings
 from tiercache.core.limits import Limits
 from tiercache.errors import ConfigError
 from tiercache.tiers import crash
-from tiercache.tiers.host import segment_sizes
+from tiercache.tiers.host import DESCRIPTORS_PER_SEGMENT, segment_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ def decide(settings: Settings) -> Decided:
     limit = budget.memory_limit()
     host_bytes = budget.resolve_host_bytes(settings, limit)
     segments = tuple(segment_sizes(host_bytes, settings.host.segment_bytes))
-    descriptors = budget.raise_descriptor_limit(budget.descriptors_needed(settings, host_bytes))
+    needed = budget.descriptors_needed(settings, DESCRIPTORS_PER_SEGMENT * len(segments))
+    descriptors = budget.raise_descriptor_limit(needed)
     return Decided(
         boot=secrets.token_hex(8),
         version=tiercache.__version__,
@@ -63,7 +64,8 @@ def limits_of(settings: Settings, decided: Decided) -> Limits:
         tails_max=policy.tails_max,
         checkpoints_max=policy.chunk_checkpoints_max,
         namespaces_max=limits.namespaces_max,
-        leases_per_session_max=limits.leases_max,
+        objects_max=limits.objects_max,
+        leases_per_session_max=limits.leases_per_session_max,
         evictions_per_reserve_max=limits.evictions_per_reserve_max,
         write_back_objects_max=limits.write_back_queue_max,
         request_bytes_max=limits.request_bytes_max,
@@ -73,6 +75,11 @@ def limits_of(settings: Settings, decided: Decided) -> Limits:
 def allowed_uids(settings: Settings) -> frozenset[int]:
     """Return who may connect: this user, root, and whom the settings name."""
     return frozenset({os.geteuid(), 0, *settings.node.admin_uids})
+
+
+def admits_others(settings: Settings) -> bool:
+    """Return whether a user may connect for whom the socket's own mode must be opened."""
+    return not allowed_uids(settings) <= {os.geteuid(), 0}
 
 
 def arm(crash_at: str) -> None:

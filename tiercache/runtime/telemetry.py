@@ -80,6 +80,9 @@ GAUGES = (
     Series("waiting", "", NONE, "Requests waiting for the slower tier."),
     Series("writeback_queue", "", NONE, "Objects waiting to be written to NVMe, or on their way."),
     Series("nvme_paused", "", NONE, "1 while writing to NVMe rests after a failure."),
+    Series(
+        "nvme_failed", "", NONE, "1 when the NVMe tier failed at the start: nothing is written."
+    ),
     Series("namespaces", "", NONE, "Namespaces known."),
     Series("sights", "", NONE, "Prefixes whose visits are remembered."),
     Series("ready", "", NONE, "1 when the node accepts clients."),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -56,14 +57,16 @@ def to_event(message: Spoken, caller: Caller, now: float) -> events.Event:
             ]
             until = _deadline(now, wait_ms)
             return events.FetchAsked(session, call, request, lora, salt, names, until)
-        case wire.Load(call, request, lora, salt, wait_ms):
+        case wire.Load(call, request, lora, salt, boundary, digest, wait_ms):
             until = _deadline(now, wait_ms)
-            return events.LoadAsked(session, call, request, lora, salt, until)
+            return events.LoadAsked(session, call, request, lora, salt, boundary, digest, until)
         case wire.Reserve(call, request, lora, salt, offers):
             wanted_room = [_offer(offer) for offer in offers]
             return events.ReserveAsked(session, call, request, lora, salt, wanted_room)
-        case wire.Commit(tickets):
-            return events.Committed(session, tickets)
+        case wire.Commit(tickets, checksums):
+            if checksums and len(checksums) != len(tickets):
+                raise ValueError(f"{len(checksums)} checksums for {len(tickets)} tickets")
+            return events.Committed(session, tickets, checksums)
         case wire.Cancel(tickets):
             return events.Cancelled(session, tickets)
         case wire.Release(requests):
@@ -116,6 +119,7 @@ def _plan_asked(message: wire.Plan, session: int) -> events.PlanAsked:
         tuple(message.codecs),
         events.Capture(capture.chunk_tokens, capture.grain),
         message.all_ranks,
+        message.reshard,
     )
 
 
@@ -159,6 +163,14 @@ class NodeFacts(msgspec.Struct, frozen=True):
     nvme: str
 
 
+class Telling(NamedTuple):
+    """What the runtime adds to the answer to `Stats`: its own counters and gauges beside the core's."""
+
+    node: NodeFacts
+    counters: dict[str, dict[str, int]]
+    gauges: dict[str, dict[str, float]]
+
+
 class _StatsDocument(msgspec.Struct, frozen=True):
     node: NodeFacts
     counters: dict[str, dict[str, int]]
@@ -166,8 +178,8 @@ class _StatsDocument(msgspec.Struct, frozen=True):
     namespaces: list[tuple[Label, dict[str, int]]]
 
 
-def to_reply(call: int, body: commands.ReplyBody, facts: Callable[[], NodeFacts]) -> wire.Reply:
-    """Return the message that answers `call`. `facts()` is part of the answer to `Stats`.
+def to_reply(call: int, body: commands.ReplyBody, telling: Callable[[], Telling]) -> wire.Reply:
+    """Return the message that answers `call`. `telling()` is part of the answer to `Stats`.
 
     `Accepted` has no message here: its reply carries descriptors, which the session owns.
     """
@@ -187,7 +199,10 @@ def to_reply(call: int, body: commands.ReplyBody, facts: Callable[[], NodeFacts]
         case commands.Accepted():
             raise AssertionError("the session answers an accepted attach")
         case commands.Stats(counters, gauges, namespaces):
-            stats = _StatsDocument(facts(), counters, gauges, namespaces)
+            own = telling()
+            stats = _StatsDocument(
+                own.node, {**counters, **own.counters}, {**gauges, **own.gauges}, namespaces
+            )
             return wire.Report(call, msgspec.json.encode(stats))
         case _:
             return wire.Report(call, msgspec.json.encode(body))

@@ -27,6 +27,11 @@ class Mailbox(Generic[Outcome]):
         self._items: deque[Outcome] = deque()
         self._woken = False
 
+    @property
+    def empty(self) -> bool:
+        """Whether all that was put has been delivered."""
+        return not self._items
+
     def put(self, item: Outcome) -> None:
         """Deliver `item` soon. Any thread may call this."""
         self._items.append(item)

@@ -15,7 +15,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One object of a plan, with where its bytes are in the host arena.
 
     `part` indexes the layout's parts; `[start, end)` are the tokens covered (see `Record`); `codec`
-    names the encoding of the bytes; `nbytes` bytes lie at `offset` in `segment`.
+    names the encoding of the bytes; `nbytes` bytes lie at `offset` in `segment`. `requantised`: as in
+    `Record`.
     """
 
     part: int
@@ -27,3 +28,4 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     segment: int
     offset: int
     nbytes: int
+    requantised: int = 0

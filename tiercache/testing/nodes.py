@@ -9,27 +9,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import tiercache
+from tiercache.client import Client
 from tiercache.tables import toml_text
+from tiercache.testing.speaker import Figures, Speaker
 
 START_S = 20.0
 """How long a start, an end or a condition may take on a busy machine before it is a failure."""
 
 LOOK_S = 0.002
-Table = Mapping[str, str | int | float | bool]
+Value = str | int | float | bool | tuple[int, ...]
+Table = Mapping[str, Value]
 
 
 class Launcher:
-    """Starts nodes quickly; all of them end with it, for certain. One thread at a time."""
+    """Starts nodes quickly; all of them end with it, for certain. One thread at a time.
 
-    def __init__(self) -> None:
+    `inside`: a command that runs the command given to it, such as `unshare`.
+    """
+
+    def __init__(self, inside: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tiercache.testing.launcher"],
+            [*inside, sys.executable, "-m", "tiercache.testing.launcher"],
             cwd=Path(tiercache.__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -146,6 +152,23 @@ class NodeProcess:
             if time.monotonic() > until:
                 raise AssertionError(f"not so within {timeout_s} s\n{self.said()}")
 
+    def figures(self) -> Figures:
+        """Return what it counts. Asking is traffic, and a connection."""
+        with Speaker(self.socket) as speaker:
+            return speaker.figures()
+
+    def counter(self, name: str, label: str = "") -> int:
+        """Return one counter."""
+        return self.figures().counters[name][label]
+
+    def gauge(self, name: str, label: str = "") -> float:
+        """Return one gauge."""
+        return self.figures().gauges[name][label]
+
+    def wait_scanned(self) -> None:
+        """Wait until it found all that was on its disk when it started."""
+        self.wait_until(lambda: self.figures().node.nvme == "ready")
+
     def open_files(self) -> int:
         """Return how many descriptors it has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
@@ -156,7 +179,7 @@ class NodeProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _settings(self, crash_at: str) -> str:
-        tables: dict[str, dict[str, str | int | float | bool]] = {
+        tables: dict[str, dict[str, Value]] = {
             "node": {"socket": str(self.socket), "log": "debug", "crash_at": crash_at},
             "host": {"bytes": "8MiB", "segment_bytes": "4MiB"},
             "nvme": {"path": str(self.nvme), "cap_bytes": "64MiB", "segment_bytes": "1MiB"},
@@ -169,6 +192,13 @@ class NodeProcess:
             lines.append(f"[{name}]")
             lines += [f"{key} = {toml_text(value)}" for key, value in table.items()]
         return "\n".join(lines) + "\n"
+
+
+NewNode = Callable[..., NodeProcess]
+"""Makes a node that was not started, with settings by table."""
+
+NewClient = Callable[..., Client]
+"""Makes a client of a node: `new_client(node, deadline_s=1.0)`."""
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = START_S) -> bool:

@@ -4,6 +4,7 @@ It speaks the wire protocol through the same code as a real node, passes the des
 memfd, and answers from a `Shelf` unless told otherwise. For tests of clients; not for use.
 """
 
+import contextlib
 import mmap
 import os
 import selectors
@@ -174,8 +175,6 @@ class ScriptedNode:
             except ProtocolError:
                 sock.send(side.farewell())
                 chunk = b""
-            except (BrokenPipeError, ConnectionResetError):
-                chunk = b""  # It hung up before its answer.
             if not chunk:
                 self._selector.unregister(sock)
                 del self._sides[sock]
@@ -207,11 +206,13 @@ class ScriptedNode:
         elif reply is None and isinstance(request, wire.Attach):
             reply = wire.Attached(request.call, list(self._segments))
         packed = side.send(reply if reply is not None else self.shelf.answer(request))
-        if isinstance(reply, wire.Attached):
-            assert isinstance(request, wire.Attach)
-            self._pass(sock, packed, write=request.write)
-        else:
-            sock.sendall(packed)
+        # It may have hung up before its answer; what it said before that is read all the same.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if isinstance(reply, wire.Attached):
+                assert isinstance(request, wire.Attach)
+                self._pass(sock, packed, write=request.write)
+            else:
+                sock.sendall(packed)
 
     def _pass(self, sock: socket.socket, packed: bytes, *, write: bool) -> None:
         """Send a message with the arena's descriptors: read-only ones, then writable ones."""

@@ -7,12 +7,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
+from tiercache.runtime.translate import NodeFacts
 from tiercache.state import Layout, Namespace
 from tiercache.wire import ClientSide
 from tiercache.wire import messages as wire
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 DESCRIPTORS_MAX = 253
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a node answers to `Stats`."""
+
+    node: NodeFacts
+    counters: dict[str, dict[str, int]]
+    gauges: dict[str, dict[str, float]]
 
 
 class Speaker:
@@ -77,6 +88,12 @@ class Speaker:
     def attach(self, namespace: Namespace, layout: Layout, *, write: bool = True) -> wire.Reply:
         """Attach as the only rank."""
         return self.ask(wire.Attach(self.call(), namespace, layout, 1, 0, write))
+
+    def figures(self) -> Figures:
+        """Return what the node counts, and what it says of itself."""
+        report = self.ask(wire.Stats(self.call()))
+        assert isinstance(report, wire.Report), report
+        return msgspec.json.decode(report.body, type=Figures)
 
     def until_hung_up(self) -> bytes:
         """Return what still comes until the node closes the connection; TimeoutError if never."""

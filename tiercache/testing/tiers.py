@@ -1,4 +1,4 @@
-"""What every tier and every arena must do. Subclass, say how to make one, and pytest runs it all.
+"""What every tier must do. Subclass, say how to make one, and pytest runs it all.
 
 class TestMyTier(TierContract):
     def open(self) -> Tier: ...
@@ -7,84 +7,30 @@ class TestMyTier(TierContract):
     def remove(self, segment: int) -> None: ...
 """
 
-import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import xxhash
 
-from tiercache.errors import Fault, StorageFault
-from tiercache.state import Extent, Key, Kind, Label, Layout, Part, Record, Shard, Tensor
-from tiercache.tiers.base import ALIGNMENT, Arena, Found, Read, Tier, Write
-
-NAMESPACE = hashlib.sha256(b"a namespace").digest()
-PAGE = ALIGNMENT
-
-
-def content(seed: int, nbytes: int) -> bytes:
-    """Return `nbytes` bytes that only this seed gives."""
-    return random.Random(seed).randbytes(nbytes)
-
-
-def record_of(number: int, payload: bytes, *, part: str = "kv") -> Record:
-    """Return the label of a sealed object; equal numbers and parts give equal keys."""
-    digest = hashlib.sha256(f"prefix {number}".encode()).digest()
-    return Record(
-        key=Key(NAMESPACE, part, Shard(0, 1), "native", digest),
-        start=64 * number,
-        end=64 * number + 64,
-        nbytes=len(payload),
-        checksum=xxhash.xxh3_128_digest(payload),
-        writer="engine-0",
-        sealed_at=1_700_000_000.5,
-        parent=hashlib.sha256(b"parent").digest(),
-        base=hashlib.sha256(b"base").digest() if number % 2 else b"",
-        requantised=number % 3,
-    )
+from tiercache.errors import Fault
+from tiercache.state import Extent, Key, Kind, Label, Layout, Part, Tensor
+from tiercache.testing.objects import (
+    NAMESPACE,
+    PAGE,
+    content,
+    faults,
+    found_in,
+    read_of,
+    record_of,
+    row,
+    write_of,
+)
+from tiercache.tiers.base import Found, Tier, Write
 
 
-def padded(payload: bytes) -> bytearray:
-    """Return the payload with zeros up to whole pages: what an extent holds."""
-    return bytearray(payload).ljust(-(-max(len(payload), 1) // PAGE) * PAGE, b"\0")
-
-
-def write_of(number: int, payload: bytes, segment: int, offset: int) -> Write:
-    """Return the write of one object to the place given."""
-    source = padded(payload)
-    extent = Extent(segment, offset, len(source))
-    return Write(record_of(number, payload), extent, memoryview(source))
-
-
-def row(numbers: Iterable[int], *, segment: int = 1, nbytes: int = PAGE - 5) -> list[Write]:
-    """Return writes of neighbouring objects, from the start of a segment on."""
-    writes, offset = [], 0
-    for number in numbers:
-        write = write_of(number, content(number, nbytes), segment, offset)
-        writes.append(write)
-        offset += write.extent.size
-    return writes
-
-
-def read_of(found: Write | Found) -> Read:
-    """Return the read of what was written or found, into memory that is full of something else."""
-    size = found.extent.size
-    return Read(found.record, found.extent, memoryview(bytearray(b"\xa5" * size)))
-
-
-def found_in(tier: Tier, batch: int = 64) -> dict[Key, Found]:
-    """Return everything that a scan yields."""
-    return {each.record.key: each for page in tier.scan(batch) for each in page}
-
-
-def faults(outcomes: Sequence[StorageFault | None]) -> list[Fault | None]:
-    """Return how each object failed."""
-    return [outcome.fault if outcome else None for outcome in outcomes]
-
-
-class TierContract:
-    """What a `Tier` promises. `SEGMENT_BYTES` is the segment size that `open` must use."""
+class TierUnderTest:
+    """How a contract gets at a tier. `SEGMENT_BYTES` is the segment size that `open` must use."""
 
     SEGMENT_BYTES = 1 << 20
 
@@ -115,6 +61,76 @@ class TierContract:
         for batch in batches:
             assert faults(tier.write(batch)) == [None] * len(batch)
         return self.reopen(tier)
+
+
+class DamageContract(TierUnderTest):
+    """What a `Tier` makes of bytes that are not the ones that were sealed."""
+
+    def test_a_flipped_bit_is_damage(self) -> None:
+        """Of that object only, wherever the bit is; and it is never delivered as good."""
+        batch = row(range(5))
+        tier = self.stored(batch)
+        for number, bit in ((0, 0), (2, 8 * (PAGE - 5) - 1)):
+            write = batch[number]
+            byte = write.source[bit // 8] ^ (1 << bit % 8)
+            self.alter(1, write.extent.offset + bit // 8, bytes([byte]))
+        damage = [Fault.DAMAGED, None, Fault.DAMAGED, None, None]
+        assert faults(tier.read([read_of(write) for write in batch])) == damage
+        tier.close()
+
+    def test_a_lost_write_is_damage(self) -> None:
+        """A page of zeros where a page was written."""
+        write = write_of(1, content(1, 3 * PAGE), 1, 0)
+        tier = self.stored([write])
+        self.alter(1, PAGE, bytes(PAGE))
+        assert faults(tier.read([read_of(write)])) == [Fault.DAMAGED]
+        tier.close()
+
+    def test_bytes_of_another_key_are_damage(self) -> None:
+        """Even when they are whole and sealed."""
+        mine, other = row(range(2))
+        tier = self.stored([mine, other])
+        self.alter(1, mine.extent.offset, bytes(other.source))
+        assert faults(tier.read([read_of(mine), read_of(other)])) == [Fault.DAMAGED, None]
+        tier.close()
+
+    def test_a_truncated_segment_is_damage(self) -> None:
+        """Of what was cut off; and a restart leaves that out and forgets it."""
+        batch = row(range(4))
+        tier = self.stored(batch)
+        self.truncate(1, 2 * PAGE + 100)
+        damage = [None, None, Fault.DAMAGED, Fault.DAMAGED]
+        assert faults(tier.read([read_of(write) for write in batch])) == damage
+        for _ in range(2):
+            tier = self.reopen(tier)
+            assert found_in(tier).keys() == {write.record.key for write in batch[:2]}
+        tier.close()
+
+    def test_a_missing_segment_is_missing(self) -> None:
+        """Its objects are lost, the others are not; and a restart leaves them out."""
+        tier = self.stored(row(range(3), segment=1), row(range(3, 6), segment=2))
+        self.remove(1)
+        reads = [read_of(row([0])[0]), read_of(row([3], segment=2)[0])]
+        assert faults(tier.read(reads)) == [Fault.MISSING, None]
+        tier = self.reopen(tier)
+        assert {each.extent.segment for each in found_in(tier).values()} == {2}
+        assert tier.segment_bytes() == {2: self.SEGMENT_BYTES}
+        tier.close()
+
+    def test_one_bad_object_spoils_no_other(self) -> None:
+        """Outcomes are per object and in order, also across segments."""
+        tier = self.open()
+        batch = [*row(range(3), segment=1), *row(range(3, 6), segment=2)]
+        tier.write(batch)
+        elsewhere = batch[1]._replace(extent=Extent(7, 0, PAGE))
+        mixed = [batch[0], elsewhere, batch[5], batch[4]]
+        outcomes = faults(tier.read([read_of(write) for write in mixed]))
+        assert outcomes == [None, Fault.MISSING, None, None]
+        tier.close()
+
+
+class TierContract(DamageContract):
+    """What a `Tier` promises."""
 
     def test_gives_back_what_was_written(self) -> None:
         """Bytes come back as they were sealed, zeros beyond them."""
@@ -266,68 +282,6 @@ class TierContract:
         assert [k[1].fingerprint for k in kept] == [e[1].fingerprint for e in expected]
         tier.close()
 
-    def test_a_flipped_bit_is_damage(self) -> None:
-        """Of that object only, wherever the bit is; and it is never delivered as good."""
-        batch = row(range(5))
-        tier = self.stored(batch)
-        for number, bit in ((0, 0), (2, 8 * (PAGE - 5) - 1)):
-            write = batch[number]
-            byte = write.source[bit // 8] ^ (1 << bit % 8)
-            self.alter(1, write.extent.offset + bit // 8, bytes([byte]))
-        damage = [Fault.DAMAGED, None, Fault.DAMAGED, None, None]
-        assert faults(tier.read([read_of(write) for write in batch])) == damage
-        tier.close()
-
-    def test_a_lost_write_is_damage(self) -> None:
-        """A page of zeros where a page was written."""
-        write = write_of(1, content(1, 3 * PAGE), 1, 0)
-        tier = self.stored([write])
-        self.alter(1, PAGE, bytes(PAGE))
-        assert faults(tier.read([read_of(write)])) == [Fault.DAMAGED]
-        tier.close()
-
-    def test_bytes_of_another_key_are_damage(self) -> None:
-        """Even when they are whole and sealed."""
-        mine, other = row(range(2))
-        tier = self.stored([mine, other])
-        self.alter(1, mine.extent.offset, bytes(other.source))
-        assert faults(tier.read([read_of(mine), read_of(other)])) == [Fault.DAMAGED, None]
-        tier.close()
-
-    def test_a_truncated_segment_is_damage(self) -> None:
-        """Of what was cut off; and a restart leaves that out and forgets it."""
-        batch = row(range(4))
-        tier = self.stored(batch)
-        self.truncate(1, 2 * PAGE + 100)
-        damage = [None, None, Fault.DAMAGED, Fault.DAMAGED]
-        assert faults(tier.read([read_of(write) for write in batch])) == damage
-        for _ in range(2):
-            tier = self.reopen(tier)
-            assert found_in(tier).keys() == {write.record.key for write in batch[:2]}
-        tier.close()
-
-    def test_a_missing_segment_is_missing(self) -> None:
-        """Its objects are lost, the others are not; and a restart leaves them out."""
-        tier = self.stored(row(range(3), segment=1), row(range(3, 6), segment=2))
-        self.remove(1)
-        reads = [read_of(row([0])[0]), read_of(row([3], segment=2)[0])]
-        assert faults(tier.read(reads)) == [Fault.MISSING, None]
-        tier = self.reopen(tier)
-        assert {each.extent.segment for each in found_in(tier).values()} == {2}
-        assert tier.segment_bytes() == {2: self.SEGMENT_BYTES}
-        tier.close()
-
-    def test_one_bad_object_spoils_no_other(self) -> None:
-        """Outcomes are per object and in order, also across segments."""
-        tier = self.open()
-        batch = [*row(range(3), segment=1), *row(range(3, 6), segment=2)]
-        tier.write(batch)
-        elsewhere = batch[1]._replace(extent=Extent(7, 0, PAGE))
-        mixed = [batch[0], elsewhere, batch[5], batch[4]]
-        outcomes = faults(tier.read([read_of(write) for write in mixed]))
-        assert outcomes == [None, Fault.MISSING, None, None]
-        tier.close()
-
     def test_several_threads_may_read(self) -> None:
         """At once, and beside a writer."""
         tier = self.stored(*(row(range(8 * s, 8 * s + 8), segment=s) for s in range(1, 5)))
@@ -387,52 +341,6 @@ class TierContract:
         tier = self.open()
         assert len(found_in(tier)) == 3
         tier.close()
-
-
-class ArenaContract:
-    """What an `Arena` promises."""
-
-    SIZES = (4 * PAGE, 4 * PAGE, PAGE)
-
-    def open(self) -> Arena:
-        """Return an arena with segments of `SIZES`."""
-        raise NotImplementedError
-
-    def test_says_its_segments(self) -> None:
-        """In order, in bytes."""
-        arena = self.open()
-        assert tuple(arena.segments) == self.SIZES
-        arena.close()
-
-    def test_views_are_the_memory(self) -> None:
-        """Writable, flat, of the right length; two views of one place are one memory."""
-        arena = self.open()
-        for segment, size in enumerate(self.SIZES):
-            view = arena.view(Extent(segment, 0, size))
-            assert (view.nbytes, view.format, view.readonly) == (size, "B", False)
-            view[:] = content(segment, size)
-        for segment, size in enumerate(self.SIZES):
-            last = arena.view(Extent(segment, size - PAGE, PAGE))
-            assert last == content(segment, size)[-PAGE:]
-        arena.close()
-
-    def test_views_end_where_their_extent_ends(self) -> None:
-        """Neighbours keep what they hold."""
-        arena = self.open()
-        whole = arena.view(Extent(0, 0, 4 * PAGE))
-        whole[:] = bytes(4 * PAGE)
-        arena.view(Extent(0, PAGE, 2 * PAGE))[:] = b"\xff" * (2 * PAGE)
-        assert whole[:PAGE] == whole[3 * PAGE :] == bytes(PAGE)
-        arena.close()
-
-    def test_close_with_views_in_use(self) -> None:
-        """No error, twice, and the view stays good: its holder finishes what it does."""
-        arena = self.open()
-        view = arena.view(Extent(0, 0, PAGE))
-        view[:4] = b"live"
-        arena.close()
-        arena.close()
-        assert bytes(view[:4]) == b"live"
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -1,12 +1,18 @@
 """A small hybrid model whose state can be told from any other: bytes follow from part and prefix."""
 
 import hashlib
+import itertools
+import os
 from collections.abc import Iterator
 
-from tiercache.client import Blob, Plan
+from tiercache.client import Blob, Client, Flushed, Plan, Saved, Scope
 from tiercache.state import Chain, Kind, Layout, Namespace, Part, Tensor
 
 BLOCK_TOKENS = 16
+TOKENS = 40
+"""How long a prompt is unless said otherwise: it ends inside a block."""
+
+WAIT_S = 20.0
 
 KV = Part("kv", Kind.KV, None, BLOCK_TOKENS, 1, (Tensor("k", "float16", (64,), ("dim",)),))
 STATE = Part("state", Kind.RECURRENT, 1, 0, 1, (Tensor("s", "float32", (1500,), ("dim",)),))
@@ -15,7 +21,7 @@ LAYOUT = Layout((KV, STATE, CONV), BLOCK_TOKENS)
 NAMESPACE = Namespace.of(LAYOUT, model="toy", weights="w1", tokenizer="t1")
 
 
-def chain(number: int, tokens: int) -> Chain:
+def chain(number: int, tokens: int = TOKENS) -> Chain:
     """Return the chain of a prompt of its own: no two numbers share a block."""
     return Chain([number * 7919 + position for position in range(tokens)], BLOCK_TOKENS)
 
@@ -26,7 +32,7 @@ def content(part: Part, prefix: Chain, end: int, nbytes: int, salt: str = "") ->
     return hashlib.shake_128(name + prefix.digest_at(end)).digest(nbytes)
 
 
-def state(prefix: Chain, boundary: int, salt: str = "") -> list[Blob]:
+def state(prefix: Chain, boundary: int = TOKENS, salt: str = "") -> list[Blob]:
     """Return all that must be held to resume at `boundary`."""
     found = []
     for part in LAYOUT.parts:
@@ -50,3 +56,42 @@ def wrong(plan: Plan, prefix: Chain, salt: str = "") -> Iterator[str]:
             yield f"{blob.part} at {blob.end} has other bytes"
     if plan.boundary:
         yield from (f"{part} at {end} is missing" for part, end in expected)
+
+
+def save(client: Client, number: int, tokens: int = TOKENS, salt: str = "") -> Saved:
+    """Store all that resuming at the end of a prompt takes."""
+    prompt = chain(number, tokens)
+    scope = Scope(salt=salt)
+    return client.save(f"save-{number}", prompt, state(prompt, tokens, salt), scope=scope)
+
+
+def put(client: Client, number: int, tokens: int = TOKENS, salt: str = "") -> Flushed:
+    """Store a prompt's state and wait until it is on disk, as far as it has earned that."""
+    save(client, number, tokens, salt)
+    return client.flush(durable=True, wait_s=WAIT_S)
+
+
+def is_put(client: Client, number: int, tokens: int = TOKENS, salt: str = "") -> bool:
+    """Whether a prompt's state could be stored for good; False when in doubt."""
+    boot = client.boot
+    declined = save(client, number, tokens, salt).declined
+    flushed = client.flush(durable=True, wait_s=WAIT_S)
+    told = not (declined or flushed.waiting or flushed.lost or flushed.reason)
+    return told and boot != "" and client.boot == boot
+
+
+def resumed(client: Client, number: int, tokens: int = TOKENS, salt: str = "") -> int:
+    """Return where a prompt can be resumed. AssertionError when the bytes there are not its own."""
+    prompt = chain(number, tokens)
+    plan = client.plan(_request(), prompt, limit=tokens, scope=Scope(salt=salt))
+    with client.load(plan, wait_s=WAIT_S) as loaded:
+        found = [*wrong(loaded, prompt, salt)]
+        assert not found or not loaded.held, found
+        return loaded.boundary
+
+
+_requests = itertools.count(1)
+
+
+def _request() -> str:
+    return f"resume-{os.getpid()}-{next(_requests)}"

@@ -67,6 +67,9 @@ class Tier(Protocol):
     """Stores sealed objects at extents that the core chose. All calls block; one thread may call
     `write`, `reclaim`, `forget` and `remember`, several may call `read` beside it.
 
+    Faults are returned. Only what has another answer raises them: `namespaces`, `scan` (between two
+    pages; those before it stand) and `used_bytes` raise StorageFault when the device fails.
+
     Not promised: that a write survives the loss of power (unless the tier says so), only that it
     survives the death of the process.
     """
@@ -103,13 +106,14 @@ class Tier(Protocol):
         ...
 
     def namespaces(self) -> list[tuple[Label, Layout]]:
-        """Return what was remembered."""
+        """Return what was remembered; raises StorageFault."""
         ...
 
     def scan(self, batch: int) -> Iterator[list[Found]]:
         """Yield what was stored before this start, at most `batch` objects at a time.
 
-        Cheap: bytes are not read. Objects whose place cannot exist are left out and forgotten.
+        Cheap: bytes are not read. Objects whose place cannot exist are left out and forgotten. Raises
+        StorageFault.
         """
         ...
 
@@ -118,7 +122,7 @@ class Tier(Protocol):
         ...
 
     def used_bytes(self) -> int:
-        """Return the space taken on the device, everything included."""
+        """Return the space taken on the device, everything included; raises StorageFault."""
         ...
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 from tiercache.errors import ConfigError
+from tiercache.tiers.direct import storage_fault
 
 FORMAT_VERSION = 1
 _FORMAT_NAME = "tiercache-nvme"
@@ -43,11 +44,14 @@ class Directory:
             raise
 
     def used_bytes(self) -> int:
-        """Return the space that the directory takes on its filesystem, like `du`."""
+        """Return the space that the directory takes on its filesystem, like `du`.
+
+        Raises StorageFault when the device fails.
+        """
         return _used_bytes(self.path)
 
     def index_bytes(self) -> int:
-        """Return the space that the index takes."""
+        """Return the space that the index takes; raises StorageFault."""
         return _used_bytes(self.index)
 
     def close(self) -> None:
@@ -122,6 +126,8 @@ def _used_bytes(path: Path) -> int:
         entries = list(os.scandir(path))
     except FileNotFoundError:
         return 0
+    except OSError as error:
+        raise storage_fault(error, path.name) from error
     for entry in entries:
         try:
             if entry.is_dir(follow_symlinks=False):
@@ -130,4 +136,6 @@ def _used_bytes(path: Path) -> int:
                 total += entry.stat(follow_symlinks=False).st_blocks * 512
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise storage_fault(error, entry.name) from error
     return total

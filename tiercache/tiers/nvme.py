@@ -300,15 +300,15 @@ class NvmeTier:
             return None
         self._written_since_look = 0
         self._full = None
-        used = self._directory.index_bytes()
         forgotten = self._forgotten_since_compaction * ENTRY_BYTES_MAX
-        if used > self._reserve // 2 and forgotten > self._reserve // 16:
-            self._forgotten_since_compaction = 0
-            try:
-                self._index.compact()
-            except StorageFault as fault:
-                return fault
+        try:
             used = self._directory.index_bytes()
+            if used > self._reserve // 2 and forgotten > self._reserve // 16:
+                self._forgotten_since_compaction = 0
+                self._index.compact()
+                used = self._directory.index_bytes()
+        except StorageFault as fault:
+            return fault
         if used > self._reserve // 2:
             self._full = StorageFault(
                 Fault.NO_SPACE,

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import rocksdict
 
@@ -23,6 +24,20 @@ LOG_BYTES_MAX = 128 << 10
 SALVAGE_BATCH = 1024
 
 _log = logging.getLogger(__name__)
+
+
+class _Change(NamedTuple):
+    puts: list[tuple[bytes, bytes]]
+    deletes: list[bytes]
+
+    def batch(self) -> rocksdict.WriteBatch:
+        """RocksDB uses a batch up, so a second attempt needs another."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in self.puts:
+            batch.put(key, value)
+        for key in self.deletes:
+            batch.delete(key)
+        return batch
 
 
 class Index:
@@ -48,23 +63,16 @@ class Index:
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:
         """Put and delete in one step; raises StorageFault and changes nothing when it fails."""
-        batch = rocksdict.WriteBatch(raw_mode=True)
-        for key, value in puts:
-            batch.put(key, value)
-        for key in deletes:
-            batch.delete(key)
+        change = _Change(list(puts), list(deletes))
         with self._lock:
-            self._commit(batch)
+            self._commit(change)
 
     def discard(self, seen: Iterable[tuple[bytes, bytes]]) -> None:
         """Delete the entries that are still as they were seen; raises StorageFault."""
         with self._lock:
-            batch = rocksdict.WriteBatch(raw_mode=True)
-            for key, value in seen:
-                if self._get(key) == value:
-                    batch.delete(key)
-            if len(batch):
-                self._commit(batch)
+            same = [key for key, value in seen if self._get(key) == value]
+            if same:
+                self._commit(_Change([], same))
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value, or None; raises StorageFault."""
@@ -133,19 +141,21 @@ class Index:
             with suppress(StorageFault), _translated():  # It repeats the failure that led here.
                 db.close()
 
-    def _commit(self, batch: rocksdict.WriteBatch) -> None:
+    def _commit(self, change: _Change) -> None:
         if not self._writable:
             self._open()
         if not self._writable:
             raise StorageFault(Fault.NO_SPACE, "the index cannot be opened for writing")
         try:
             with _translated():
-                self._opened().write(batch, self._sync)
+                self._opened().write(change.batch(), self._sync)
         except StorageFault as fault:
             self._shut()
-            if fault.fault is Fault.DAMAGED:
-                self._rebuild(fault)
-            raise
+            if fault.fault is not Fault.DAMAGED:
+                raise
+            self._rebuild(fault)
+            with _translated():
+                self._opened().write(change.batch(), self._sync)
 
     def _get(self, key: bytes) -> bytes | None:
         with _translated():
@@ -179,10 +189,7 @@ class Index:
         kept = 0
         with _translated():
             for entries in self._salvage():
-                batch = rocksdict.WriteBatch(raw_mode=True)
-                for key, value in entries:
-                    batch.put(key, value)
-                fresh.write(batch)
+                fresh.write(_Change(entries, []).batch())
                 kept += len(entries)
             fresh.close()
         _log.error("the index has %d entries again", kept)

@@ -6,7 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tiercache.errors import Fault, StorageFault
@@ -73,7 +73,7 @@ class Segments:
         with self._lock:
             if number in self._inherited:
                 self._written.add(number)
-            exists = (self.folder / segment_name(number)).exists() and number in self._sizes
+            exists = number in self._sizes and self._is_there(number)
             if not exists:
                 self._forget(number)
         if not exists:  # Outside the lock, for readers: one thread writes, so nobody else makes it.
@@ -158,6 +158,12 @@ class Segments:
         if opened is not None:
             self._drop(opened)
 
+    def _is_there(self, number: int) -> bool:
+        try:
+            return (self.folder / segment_name(number)).exists()
+        except OSError as error:
+            raise storage_fault(error, segment_name(number)) from error
+
     def _unlink(self, number: int) -> None:
         try:
             (self.folder / segment_name(number)).unlink(missing_ok=True)
@@ -166,7 +172,10 @@ class Segments:
 
     def _make(self, number: int, size: int) -> None:
         path = self.folder / segment_name(number)
-        room = os.statvfs(self.folder)
+        try:
+            room = os.statvfs(self.folder)
+        except OSError as error:
+            raise storage_fault(error, path.name) from error
         if room.f_bavail * room.f_frsize < size + self._free_bytes_min:
             raise StorageFault(
                 Fault.NO_SPACE, f"{path.name} needs {size} bytes and some for the index"
@@ -180,7 +189,8 @@ class Segments:
         try:
             _allocate(descriptor, size)
         except OSError as error:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # What stays is written over by the next try.
+                path.unlink(missing_ok=True)
             raise storage_fault(error, path.name) from error
         finally:
             os.close(descriptor)

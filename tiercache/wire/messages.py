@@ -104,6 +104,7 @@ class Plan(_Message, frozen=True, tag="plan"):
     `limit`: deepest boundary of use (`tokens` - 1 for an engine that must compute one token).
     `tails`: boundaries inside blocks that the client has verified against its own tokens.
     `codecs`: encodings it accepts. `all_ranks`: also lease the other ranks' shards.
+    `reshard`: take shards of other tensor-parallel sizes too; then several pieces may make one object.
     """
 
     call: int
@@ -117,15 +118,22 @@ class Plan(_Message, frozen=True, tag="plan"):
     codecs: list[str]
     capture: Capture
     all_ranks: bool
+    reshard: bool = False
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """Waits until a planned request's objects are in host memory, `wait_ms` at most."""
+    """Waits until a planned request's objects are in host memory, `wait_ms` at most.
+
+    `boundary` and `digest` are those of the plan that is meant: a request may have been planned anew,
+    for another prompt.
+    """
 
     call: int
     request: str
     lora: str
     salt: str
+    boundary: int
+    digest: bytes
     wait_ms: int
 
 
@@ -210,9 +218,11 @@ class Verify(_Message, frozen=True, tag="verify"):
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """The bytes of these tickets are written: seal them."""
+    """The bytes of these tickets are written: seal them. `checksums`: their XXH3-128, one per ticket,
+    b"" for one that the node must sum itself; none at all when it must sum all."""
 
     tickets: list[int]
+    checksums: list[bytes] = []
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):

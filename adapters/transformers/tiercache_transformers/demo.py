@@ -1,21 +1,19 @@
 """The demo: two engine processes share the state of real hybrid models through a node.
 
-Run it with `tiercache demo` or `python -m tiercache_transformers.demo`. It ends with 0 when every check
-holds, with 1 otherwise.
+Run it with `tiercache demo`.
 """
 
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tiercache.testing.recall import MODELS, episode
 from tiercache_transformers.demo_engine import CHUNK_TOKENS, Answer, Open
@@ -60,6 +58,59 @@ class Row:
         reused = self.answer.reused == self.expected
         found = self.answer.waited or not self.stored
         return reused and found and self.same_tokens and self.same_logits
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One case as JSON tells it. `ttft_s` and `uncached_ttft_s` (None where only the reuse counts) are
+    seconds to the first token; `outcome` is what the table says."""
+
+    model: str
+    case: str
+    reused: int
+    recomputed: int
+    ttft_s: float
+    uncached_ttft_s: float | None
+    outcome: str
+    holds: bool
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The demo as JSON tells it: `stored` says whether all that had earned it was on NVMe."""
+
+    holds: bool
+    stored: bool
+    cases: list[Case]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """All that happened: the cases of each model, and whether all that had earned it was stored."""
+
+    cases: Mapping[str, Sequence[Row]]
+    stored: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether every check holds."""
+        return self.stored and all(row.holds for rows in self.cases.values() for row in rows)
+
+    def told(self) -> Told:
+        """Return it for JSON."""
+        cases = [
+            Case(
+                model,
+                row.case,
+                row.answer.reused,
+                row.answer.recomputed,
+                row.answer.ttft_s,
+                row.reference.ttft_s if row.reference is not None else None,
+                outcome(row),
+                row.holds,
+            )
+            for model, rows in self.cases.items()
+            for row in rows
+        ]
+        return Told(self.holds, self.stored, cases)
 
 
 class Stage:
@@ -142,13 +193,14 @@ class Stage:
         return engine.ask(self._order("shared").session, prompt, COUNT)
 
 
-def run(console: Console, directory: Path) -> bool:
-    """Play the demo with all it writes under `directory`; return whether every check holds."""
+def run(console: Console, directory: Path) -> Played:
+    """Play the demo with all it writes under `directory`; tell it on `console` meanwhile."""
     with NodeProcess(directory) as node, EngineProcess() as first, EngineProcess() as second:
         node.start()
         console.print(
             f"One node, and two engine processes: A ({first.pid}) and B ({second.pid}). A prompt of "
-            f"{PROMPT_TOKENS:,} tokens holds {PAIRS} keys with values; then some are asked for."
+            f"{PROMPT_TOKENS:,} tokens holds {PAIRS} keys with values; a question of "
+            f"{2 * QUESTIONS - 1} tokens asks for some of them."
         )
         stages = [Stage(model, node, first, second) for model in MODELS]
         rows = [list(stage.share()) for stage in stages]
@@ -161,21 +213,31 @@ def run(console: Console, directory: Path) -> bool:
         console.print(f"The node was killed with SIGKILL; it is back after {node.start():.1f} s.\n")
         for stage, cases in zip(stages, rows, strict=True):
             cases += [*stage.survive(), *stage.differ()]
-            console.print(table(stage.model, cases))
+            console.print(table(stage.model, cases), "")
     right = [row.answer.tokens[0] == row.value for cases in rows for row in cases]
     console.print(f"The value asked for was the next token in {sum(right)} of {len(right)} runs.")
-    holds = all(done) and all(row.holds for cases in rows for row in cases)
-    console.print("[green]Every check holds.[/green]" if holds else "[red]A check failed.[/red]")
-    return holds
+    cases_by_model = {stage.model: cases for stage, cases in zip(stages, rows, strict=True)}
+    played = Played(cases_by_model, all(done))
+    console.print(
+        "[green]Every check holds.[/green]" if played.holds else "[red]A check failed.[/red]"
+    )
+    return played
 
 
 def table(model: str, rows: list[Row]) -> Table:
     """Return what happened, for people; times are milliseconds to the first token."""
     layers = ", ".join(_LAYERS[kind] for kind in MODELS[model])
     title = f"{model} ({layers})"
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,  # It fits into 80 columns.
+        pad_edge=False,
+    )
     shown.add_column("case", no_wrap=True)
-    for heading in ("reused", "computed", "TTFT ms", "uncached"):
+    for heading in ("reused", "recomputed", "TTFT ms", "uncached"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("output")
     for row in rows:
@@ -185,26 +247,23 @@ def table(model: str, rows: list[Row]) -> Table:
             f"{row.answer.recomputed:,}",
             f"{row.answer.ttft_s * 1e3:.1f}",
             f"{row.reference.ttft_s * 1e3:.1f}" if row.reference is not None else "",
-            _outcome(row),
+            Text(outcome(row), style="green" if row.holds else "red"),
         )
     return shown
 
 
-def _outcome(row: Row) -> str:
+def outcome(row: Row) -> str:
+    """Return in a few words how a case came out."""
     if row.answer.reused != row.expected:
-        return f"[red]{row.expected} expected: {escape(row.answer.reason)}[/red]"
+        return f"{row.expected} expected: {row.answer.reason}"
     if not row.same_tokens or not row.same_logits:
-        return "[red]tokens differ[/red]" if not row.same_tokens else "[red]logits differ[/red]"
+        return "logits differ" if row.same_tokens else "tokens differ"
     if not row.holds:
-        return "[red]not from NVMe[/red]"
-    return "[green]no reuse[/green]" if row.reference is None else "[green]bit for bit[/green]"
+        return "not from NVMe"
+    return "no reuse" if row.reference is None else "bit for bit"
 
 
-def main() -> int:
-    """Play the demo on the terminal; return the exit code."""
+def play(console: Console) -> Played:
+    """Play the demo in a directory of its own, which is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="tiercache-demo-") as directory:
-        return 0 if run(Console(), Path(directory)) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return run(console, Path(directory))

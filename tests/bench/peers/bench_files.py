@@ -1,7 +1,7 @@
 """Plain files: one object is one file, written under another name and renamed.
 
-`files-memory` lies in /dev/shm, `files-disk` in a folder for temporary files, through the page
-cache: its reads are warm, its writes not yet on the disk.
+`files-memory` lies in /dev/shm, `files-disk` in the folder that TIERCACHE_BENCH_DISK names, else in
+/var/tmp, through the page cache: its reads are warm, its writes not yet on the disk.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench.peers.harness import main
-from tests.bench.peers.peer import Buffer, Context, Peer
+from tests.bench.peers.peer import DISK, Buffer, Context, Peer
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -20,7 +20,7 @@ class FilesDisk(Peer):
     """Through the page cache."""
 
     name = "files-disk"
-    parent: Path | None = None
+    parent = Path(DISK)
 
     def start(self) -> Context:
         self._folder = tempfile.mkdtemp(prefix="tiercache-bench-files-", dir=self.parent)
@@ -40,7 +40,7 @@ class FilesDisk(Peer):
             path = f"{self._at}/{key}"
             file = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                left = memoryview(source)
+                left = source.data
                 while left:
                     left = left[os.write(file, left) :]
             finally:
@@ -51,7 +51,7 @@ class FilesDisk(Peer):
         for key, target in zip(keys, targets, strict=True):
             file = os.open(f"{self._at}/{key}", os.O_RDONLY)
             try:
-                left = memoryview(target)
+                left = target.data
                 while left:
                     count = os.readv(file, [left])
                     if not count:

@@ -69,7 +69,8 @@ class Mooncake(Peer):
         address = self._store.alloc_from_mem_pool(nbytes)
         if not address or self._store.register_buffer(address, nbytes):
             raise MemoryError(f"{nbytes} bytes of the client's pool")
-        buffer = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)
+        memory = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
+        buffer = np.frombuffer(memory, dtype=np.uint8)
         buffer[:] = 0
         return buffer
 

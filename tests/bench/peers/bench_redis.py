@@ -48,18 +48,16 @@ class Redis(Peer):
 
     def put(self, keys: Sequence[str], sources: Sequence[Buffer]) -> None:
         if len(keys) == 1:
-            self._redis.set(keys[0], memoryview(sources[0]))
+            self._redis.set(keys[0], sources[0].data)
             return
         with self._redis.pipeline(transaction=False) as pipeline:
             for key, source in zip(keys, sources, strict=True):
-                pipeline.set(key, memoryview(source))
+                pipeline.set(key, source.data)
             pipeline.execute()
 
     def get(self, keys: Sequence[str]) -> Sequence[bytes]:
-        if len(keys) == 1:
-            found = [self._redis.get(keys[0])]
-        else:
-            found = cast("list[bytes | str | None]", self._redis.mget(keys))
+        one = len(keys) == 1
+        found = [self._redis.get(keys[0])] if one else self._redis.mget(keys)
         if None in found:
             raise KeyError(keys)
         return cast("list[bytes]", found)

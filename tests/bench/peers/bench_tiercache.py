@@ -13,10 +13,11 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench.nodes import Sidecar, blob_layout
+from tests.bench.nodes import ANSWER_S_MAX, Sidecar, blob_layout
 from tests.bench.peers.harness import main
 from tests.bench.peers.peer import Buffer, Context, Peer
 from tiercache import __version__
+from tiercache.cli.admin import Admin
 from tiercache.client import Blob, Client, Holding, Options, Wanted, copy_into
 from tiercache.state import Chain, Namespace
 
@@ -26,7 +27,7 @@ PART = "kv"
 
 
 class Tiercache(Peer):
-    """Nothing is deleted: the arena is full most of the time, and room is made by eviction."""
+    """After each cell everything is evicted, so that the next one finds warm memory, as at others."""
 
     name = "tiercache"
     ops = ("put", "get_into", "get", "exists")
@@ -59,7 +60,7 @@ class Tiercache(Peer):
     def put(self, keys: Sequence[str], sources: Sequence[Buffer]) -> None:
         ends = range(BLOCK_TOKENS, BLOCK_TOKENS * len(keys) + 1, BLOCK_TOKENS)
         blobs = [
-            Blob(PART, end, memoryview(source), start=end - BLOCK_TOKENS)
+            Blob(PART, end, source.data, start=end - BLOCK_TOKENS)
             for end, source in zip(ends, sources, strict=True)
         ]
         saved = self._client.save(keys[0], _chain(keys), blobs)
@@ -75,7 +76,7 @@ class Tiercache(Peer):
             for blob, target in zip(holding.blobs, targets, strict=True):
                 if blob is None:
                     raise KeyError(keys)
-                copy_into(memoryview(target), blob.data)
+                copy_into(target.data, blob.data)
 
     def exists(self, keys: Sequence[str]) -> bool:
         with self._fetch(keys) as holding:
@@ -85,6 +86,11 @@ class Tiercache(Peer):
         flushed = self._client.flush()
         if flushed.waiting or flushed.lost or flushed.reason:
             raise RuntimeError(f"flush: {flushed}")
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if self._rank == 0:
+            with Admin(str(self._socket), ANSWER_S_MAX) as admin:
+                admin.evict("", "host", 0)
 
     def close(self) -> None:
         for client in self._clients.values():

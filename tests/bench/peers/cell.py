@@ -85,7 +85,7 @@ class Client:
             if not peer.exists(_pick(theirs, call)):
                 raise AssertionError(f"{peer.name}: {theirs[call[0]]} should be there")
 
-        self._warm(cell, sources, barrier)
+        self._warm(cell, sources, targets, barrier)
         phases = [self._timed("put", put, calls, cell, barrier)]
         for call in calls[-(-phases[0].objects // batch) :]:  # The readers want all of them.
             put(call)
@@ -101,12 +101,16 @@ class Client:
         barrier.wait()
         return phases
 
-    def _warm(self, cell: Cell, sources: Sequence[Buffer], barrier: Barrier) -> None:
-        """Put all of it once, so that the memory of both sides is there, and remove it."""
+    def _warm(
+        self, cell: Cell, sources: Sequence[Buffer], targets: Sequence[Buffer], barrier: Barrier
+    ) -> None:
+        """Put and read all of it once, so that the memory of both sides is there, and remove it."""
         keys = [_key(f"{cell.tag}w", self._rank, number) for number in range(cell.count)]
         for number, key in enumerate(keys):
             self._peer.put([key], [sources[number % len(sources)]])
         self._peer.settle()
+        for number, key in enumerate(keys):
+            self._peer.get_into([key], [targets[number % len(targets)]])
         barrier.wait()
         self._peer.delete(keys)
 

@@ -3,9 +3,10 @@
     python -m tests.bench.peers.bench_redis --sizes 64K,16M --reps 5
 
 Reference: one thread that copies with numpy between two rings of the same size as the clients',
-measured just before and just after each cell. `ratio` is the rate of a cell over that rate: on a
-shared machine it says more than GB/s (1e9 bytes per second) does. `gbps` and `ops_s` are those of
-all clients together, from the first start to the last end; latencies are per object.
+measured just before and just after each cell. `ratio` compares medians: the time of one such copy
+over that of one object, times the number of clients. On a shared machine it says more than GB/s
+(1e9 bytes per second) does. `gbps` and `ops_s` are those of all clients together, from the first
+start to the last end, what `put` leaves to be done included; latencies are per object.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tests.bench.peers.cell import RING_BYTES, Cell, Phase, name_of, serve, slots
-from tests.bench.peers.peer import Buffer, Context, Peer, aligned
+from tests.bench.peers.peer import Context, Peer, aligned
 
 SIZES = {"4K": 4 << 10, "64K": 64 << 10, "1M": 1 << 20, "4M": 4 << 20, "16M": 16 << 20}
 WORKING_SET_BYTES = 512 << 20
@@ -66,21 +67,18 @@ class Memcpy:
         self._source, self._target = aligned(RING_BYTES), aligned(RING_BYTES)
         self._source[:] = 7
 
-    def gbps(self, size: int) -> float:
-        """Copy pieces of `size` for `MEMCPY_S`; return 1e9 bytes per second, the median of three."""
+    def times_us(self, size: int) -> list[float]:
+        """Copy pieces of `size` for `MEMCPY_S`; return the microseconds of each."""
         sources, targets = slots(self._source, size), slots(self._target, size)
-        return statistics.median(_copy_rate(sources, targets, MEMCPY_S / 3) for _ in range(3))
-
-
-def _copy_rate(sources: Sequence[Buffer], targets: Sequence[Buffer], seconds: float) -> float:
-    nbytes = at = 0
-    started = now = time.perf_counter()
-    while now - started < seconds:
-        np.copyto(targets[at], sources[at])
-        nbytes += sources[at].nbytes
-        at = (at + 1) % len(sources)
-        now = time.perf_counter()
-    return nbytes / (now - started) / 1e9
+        times: list[float] = []
+        started = now = time.perf_counter()
+        while now - started < MEMCPY_S:
+            at = len(times) % len(sources)
+            before = time.perf_counter()
+            np.copyto(targets[at], sources[at])
+            now = time.perf_counter()
+            times.append((now - before) * 1e6)
+        return times
 
 
 class Clients:
@@ -146,9 +144,9 @@ def measure(peer_type: type[Peer], options: argparse.Namespace) -> Iterator[Resu
         clients = Clients(peer_type, peer.start(), options.clients)
         try:
             for number, cell in enumerate(_cells(peer, options)):
-                before = memcpy.gbps(cell.size)
+                times = memcpy.times_us(cell.size)
                 outcomes = clients.measure(cell)
-                reference = (before + memcpy.gbps(cell.size)) / 2
+                reference = statistics.median(times + memcpy.times_us(cell.size))
                 rep = options.rep + number // _cells_per_rep(peer, options)
                 for phases in zip(*outcomes, strict=True):
                     yield _result(peer, cell, phases, rep, reference)
@@ -172,11 +170,10 @@ def _cells_per_rep(peer: Peer, options: argparse.Namespace) -> int:
     return len(options.sizes) * len(options.clients) * len(peer.batches)
 
 
-def _result(
-    peer: Peer, cell: Cell, phases: Sequence[Phase], rep: int, memcpy_gbps: float
-) -> Result:
+def _result(peer: Peer, cell: Cell, phases: Sequence[Phase], rep: int, memcpy_us: float) -> Result:
     seconds = (max(p.ended for p in phases) - min(p.started for p in phases)) / 1e9
     latency_us = np.concatenate([phase.latency for phase in phases]) / 1e3
+    p50_us = float(np.percentile(latency_us, 50))
     objects = sum(phase.objects for phase in phases)
     gbps = None if phases[0].op == "exists" else objects * cell.size / seconds / 1e9
     return Result(
@@ -189,11 +186,11 @@ def _result(
         rep=rep,
         objects=objects,
         ops_s=round(objects / seconds, 1),
-        p50_us=round(float(np.percentile(latency_us, 50)), 2),
+        p50_us=round(p50_us, 2),
         p99_us=round(float(np.percentile(latency_us, 99)), 2),
         gbps=None if gbps is None else round(gbps, 4),
-        memcpy_gbps=round(memcpy_gbps, 3),
-        ratio=None if gbps is None else round(gbps / memcpy_gbps, 4),
+        memcpy_gbps=round(cell.size / memcpy_us / 1e3, 3),
+        ratio=None if gbps is None else round(cell.clients * memcpy_us / p50_us, 4),
         load1=round(os.getloadavg()[0], 2),
         at=int(time.time()),
     )

@@ -23,6 +23,9 @@ Buffer: TypeAlias = NDArray[np.uint8]
 Context: TypeAlias = Mapping[str, str]
 
 MIB = 1 << 20
+DISK = os.environ.get("TIERCACHE_BENCH_DISK", "/var/tmp")
+"""A folder on the disk that is measured."""
+
 PAGE_BYTES = 4096
 START_S_MAX = 120.0
 STOP_S_MAX = 15.0
@@ -101,9 +104,7 @@ class Servers:
         """Start a server; its output goes to a log in the folder."""
         with (self.folder / f"{len(self._started)}.log").open("wb") as log:
             self._started.append(
-                subprocess.Popen(
-                    command, stdout=log, stderr=log, env={**os.environ, **environment}
-                )
+                subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
             )
 
     def wait_for(self, address: str | int) -> None:
@@ -137,7 +138,8 @@ class Servers:
 
 def aligned(nbytes: int) -> Buffer:
     """Return a page-aligned buffer whose pages are there."""
-    whole = np.zeros(nbytes + PAGE_BYTES, dtype=np.uint8)
+    whole = np.empty(nbytes + PAGE_BYTES, dtype=np.uint8)
+    whole.fill(0)  # Zeroed pages of the kernel's would come with the first use.
     start = -whole.ctypes.data % PAGE_BYTES
     return whole[start : start + nbytes]
 
