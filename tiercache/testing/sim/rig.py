@@ -58,6 +58,10 @@ class Rig:
             self.tell(ev.NvmeOpened({}, []))
             self.tell(ev.ScanEnded())
 
+    def wall(self) -> float:
+        """Return what the wall clock shows."""
+        return 1e9 + self.now
+
     def number(self) -> int:
         """Return a number that was never used: of a call, or of a session."""
         self._numbers += 1
@@ -65,7 +69,7 @@ class Rig:
 
     def tell(self, event: ev.Event) -> list[cm.Command]:
         """Let the machine decide; return all it answered and commanded."""
-        out = self.machine.handle(event, self.now, 1e9 + self.now)
+        out = self.machine.handle(event, self.now, self.wall())
         for command in out:
             if isinstance(command, cm.Reply):
                 name = (command.session, command.call)
