@@ -39,6 +39,19 @@ def quantised(floats: Tensor, qdata: Tensor, scale: Tensor) -> None:
         dense(tensor, name, LEADING_AXES)
 
 
+def written(*targets: Tensor, leading: int) -> None:
+    """Check that no two slots or pages of a tensor that is written share an element."""
+    for target in targets:
+        span = 1
+        for size in target.shape[leading:]:
+            span *= size
+        axes = sorted(zip(target.stride()[:leading], target.shape[:leading], strict=True))
+        for stride, size in axes:
+            if size > 1 and stride < span:
+                raise ValueError(f"{shape(target)} strided {target.stride()} overlaps itself")
+            span += stride * (size - 1)
+
+
 def copied(source: Tensor, target: Tensor, leading: int) -> None:
     """Check two tensors of slots (`leading` 2) or pages (1): equal but for the number of those."""
     if source.ndim < leading or source.ndim != target.ndim:

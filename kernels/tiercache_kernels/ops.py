@@ -28,6 +28,7 @@ def quantise(
     bits on every device.
     """
     checks.quantised(source, qdata, scale)
+    checks.written(qdata, scale, leading=checks.LEADING_AXES)
     checks.slots(source, source_slots, qdata, target_slots)
     if runs_kernels(source):
         from tiercache_kernels.on_gpu.quantise import quantise as launch
@@ -49,6 +50,7 @@ def dequantise(
     hundredth of the dtype's largest may come back as infinity; a NaN scale makes its channel NaN.
     """
     checks.quantised(target, qdata, scale)
+    checks.written(target, leading=checks.LEADING_AXES)
     checks.slots(qdata, source_slots, target, target_slots)
     if runs_kernels(target):
         from tiercache_kernels.on_gpu.dequantise import dequantise as launch
@@ -67,6 +69,7 @@ def copy_slots(source: Tensor, source_slots: Tensor, target: Tensor, target_slot
     and written.
     """
     checks.copied(source, target, leading=2)
+    checks.written(target, leading=2)
     checks.slots(source, source_slots, target, target_slots)
     if source.data_ptr() == target.data_ptr():
         checks.apart(source_slots, target_slots)
@@ -85,6 +88,7 @@ def gather_pages(paged: Tensor, pages: Tensor, staging: Tensor) -> None:
     listed more than once. The dtypes are equal, or both floating point and then cast.
     """
     checks.copied(paged, staging, leading=1)
+    checks.written(staging, leading=1)
     checks.numbers(pages, paged, 0, "pages")
     checks.room(staging, pages)
     if runs_kernels(paged):
@@ -98,6 +102,7 @@ def gather_pages(paged: Tensor, pages: Tensor, staging: Tensor) -> None:
 def scatter_pages(staging: Tensor, paged: Tensor, pages: Tensor) -> None:
     """Copy the start of `staging`, in order, to the listed pages: `gather_pages` undone."""
     checks.copied(paged, staging, leading=1)
+    checks.written(paged, leading=1)
     checks.numbers(pages, paged, 0, "pages")
     checks.no_twice(pages, "pages")
     checks.room(staging, pages)

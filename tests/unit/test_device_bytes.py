@@ -106,6 +106,24 @@ def test_pages_that_do_not_fit_are_refused() -> None:
             make()
 
 
+def test_pages_of_a_partial_block_count_from_the_start() -> None:
+    blocks = paged(MLA, Shard(0, 1), 4)
+    data = blocks.head([3, -1], 4)  # The second page is not needed, and may be none.
+    assert data.numpy().tobytes() == expected(blocks, [3], 4)
+    before = [tensor.clone() for tensor, _ in blocks._tensors]
+    for pages in ([-1, 3], [20, 3]):
+        with pytest.raises(IndexError, match="of 20"):
+            blocks.head(pages, 4)
+        with pytest.raises(IndexError, match="of 20"):
+            blocks.put_head(data, pages, 4)
+    with pytest.raises(LayoutError, match=r"not torch\.int8"):
+        blocks.put_head(data.view(torch.int8), [3, -1], 4)
+    for (tensor, _), old in zip(blocks._tensors, before, strict=True):
+        assert torch.equal(tensor.view(torch.uint8), old.view(torch.uint8))
+    blocks.put_head(data, [5, -1], 4)
+    assert torch.equal(blocks.head([5, -1], 4), data)
+
+
 # --- registration
 
 

@@ -1,5 +1,7 @@
 """States saved by ranks of one size enter the slots of ranks of another."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -131,3 +133,13 @@ def test_pieces_that_do_not_belong_together_are_refused() -> None:
         gather(LAYOUT, [native[0], small[2]], 1, 0)
     with pytest.raises(LayoutError, match="not covered"):
         gather(LAYOUT, native[:2], 1, 0)
+
+
+def test_a_piece_of_the_right_units_and_the_wrong_size_is_refused() -> None:
+    blob = saved(2, "native")[2]
+    short = Blob(blob.part, blob.end, blob.data[:-1], 0, blob.shard)
+    for shard in (blob.shard, None):
+        with pytest.raises(LayoutError, match="bytes for units"):
+            gather(LAYOUT, [replace(short, shard=shard)], 2, 1)
+    with pytest.raises(LayoutError, match="bytes for units"):
+        gather(LAYOUT, [replace(saved(2, "int8")[2], codec="native")], 2, 1)

@@ -186,3 +186,17 @@ def test_a_checkpoint_of_nothing_is_a_mistake() -> None:
         with pytest.raises(ValueError, match="at least one token"):
             call(run, 0)
     assert len(owner.active.table) == 1
+
+
+def test_handles_of_another_owner_are_stale() -> None:
+    ours, theirs = owner_of("native"), owner_of("native")
+    run, other = ours.start(), theirs.start()
+    assert isinstance(run, Run)
+    assert isinstance(other, Run)
+    checkpoint = theirs.snapshot(other, 7)
+    assert isinstance(checkpoint, Checkpoint)
+    assert isinstance(ours.snapshot(run, 7), Checkpoint)
+    assert ours.slot(other) == Stale("run")
+    assert ours.clear(other) == Stale("run")
+    assert ours.resume(checkpoint) == Stale("checkpoint")
+    ours.check()

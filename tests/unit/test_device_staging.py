@@ -12,6 +12,7 @@ from tiercache.device import (
     CODECS,
     ActivePool,
     DirectOutlet,
+    Fence,
     HostLane,
     Named,
     Restored,
@@ -22,6 +23,7 @@ from tiercache.device import (
     ThreadOutlet,
     lane_for,
 )
+from tiercache.device.lanes import Copy
 from tiercache.device.staging import NO_HOST_MEMORY, Staging, readable
 from tiercache.errors import LayoutError
 from tiercache.state import Chain, Shard
@@ -264,3 +266,58 @@ def test_a_mistake_in_saving_loses_no_memory_and_is_seen(monkeypatch: pytest.Mon
     tier.poll()
     assert tier.counters["lost_declined"] == 1
     assert tier.host_bytes_left == room
+
+
+class Slow(SavingNode):
+    """A mistake that is made when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def save(self, request: str, chain: Chain, blobs: Sequence[Blob], *, scope: Scope) -> Saved:
+        self.go_on.wait()
+        raise LayoutError("mistaken")
+
+
+def test_what_waits_behind_a_mistake_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    node = Slow()
+    outlet = ThreadOutlet(node, queue_max=1)
+    tier = tier_of("native", outlet)
+    room = tier.host_bytes_left
+    run = run_with(tier, 3)
+    for tokens in (7, 8):
+        kept(tier, run, tokens)
+        tier.demote(CHAIN.digest_at(tokens))
+        tier.poll()
+        while tokens == 7 and not outlet._waiting.empty():
+            threading.Event().wait(0.001)
+    assert tier.host_bytes_left < room
+    node.go_on.set()
+    outlet.close()
+    outlet.close()
+    tier.poll()
+    assert tier.host_bytes_left == room
+
+
+class BrokenLane(HostLane):
+    """A lane that cannot copy."""
+
+    def run(self, copies: Sequence[Copy]) -> Fence:
+        raise RuntimeError("no copy")
+
+
+def test_a_copy_that_cannot_begin_keeps_no_slot() -> None:
+    tier = tier_of("native", lane=BrokenLane())
+    room = tier.host_bytes_left
+    run = run_with(tier, 3)
+    kept(tier, run, 7)
+    with pytest.raises(RuntimeError, match="no copy"):
+        tier.demote(CHAIN.digest_at(7))
+    assert len(tier.owner.checkpoints.table) == 0
+    assert tier.host_bytes_left == room
+    with pytest.raises(RuntimeError, match="no copy"):
+        tier.export(run, 7)
+    tier.owner.clear(run)
+    assert len(tier.owner.active.table) == 0

@@ -1,9 +1,11 @@
 """What happens when the device is full: the policy says who goes, and nothing stops the engine."""
 
+import pytest
 import torch
 
 from tiercache.device import (
     Checkpoint,
+    Demoted,
     DirectOutlet,
     Pinned,
     Policies,
@@ -12,6 +14,7 @@ from tiercache.device import (
     Skipped,
     Stale,
 )
+from tiercache.errors import LayoutError
 from tiercache.testing.devices import CHAIN, SavingNode, kept, read, run_with, tier_of
 
 torch.set_num_threads(1)
@@ -114,3 +117,58 @@ def test_a_restore_without_room_is_a_skip() -> None:
     kept(pinned, run, 8)
     assert pinned.restore("r", CHAIN, 7, node.saved[7]) == Skipped("no_checkpoint_slot")
     assert len(pinned.owner.active.table) == 1
+
+
+class Broken(DirectOutlet):
+    """An outlet with a mistake in it."""
+
+    def offer(self, demoted: Demoted) -> bool:
+        raise RuntimeError("mistaken")
+
+
+def test_a_mistake_in_an_outlet_keeps_no_slot() -> None:
+    node = SavingNode()
+    first = tier_of("int8", DirectOutlet(node))
+    kept(first, run_with(first, 3), 7)
+    first.demote(CHAIN.digest_at(7))
+    first.poll()
+    tier = tier_of("int8", Broken(node), slots=(2, 1))
+    run = run_with(tier, 3)
+    kept(tier, run, 8)
+    with pytest.raises(RuntimeError, match="mistaken"):
+        tier.restore("r", CHAIN, 7, node.saved[7])  # Makes room for itself.
+    tier.owner.clear(run)
+    tier.owner.check()
+    assert (len(tier.owner.active.table), len(tier.owner.checkpoints.table)) == (0, 0)
+
+
+def test_a_position_that_is_not_in_the_chain_changes_nothing() -> None:
+    tier = tier_of()
+    run = run_with(tier, 3)
+    with pytest.raises(ValueError, match="101"):
+        tier.donate(run, "r", CHAIN, 101)
+    assert read(tier, run) == 3
+    assert len(tier) == 0
+
+
+def test_objects_of_another_position_are_refused() -> None:
+    node = SavingNode()
+    tier = tier_of("int8", DirectOutlet(node))
+    kept(tier, run_with(tier, 3), 7)
+    tier.demote(CHAIN.digest_at(7))
+    tier.poll()
+    with pytest.raises(LayoutError, match=r"end at \[7\], not at 8"):
+        tier.restore("r", CHAIN, 8, node.saved[7])
+    assert tier.find(CHAIN, 99) is None
+
+
+def test_a_checkpoint_that_its_owner_cleared_is_not_found() -> None:
+    tier = tier_of()
+    run = run_with(tier, 3)
+    for tokens in (7, 8):
+        tier.owner.clear(kept(tier, run, tokens))
+    assert tier.demote(CHAIN.digest_at(7)) == Stale("checkpoint")
+    assert tier.find(CHAIN, 99) is None
+    assert len(tier) == 0
+    kept(tier, run, 8)
+    assert tier.find(CHAIN, 99) is not None

@@ -314,6 +314,8 @@ def test_wrong_arguments_are_refused_before_anything_is_written() -> None:
     assert "int64" in refused(source, zero.int(), qdata, scale, zero)
     assert "1 source and 2 target" in refused(source, zero, qdata, scale, both)
     assert "twice" in refused(source, both, qdata, scale, torch.tensor([1, 1]))
+    one = qdata[:, :1].expand(2, 3, 2, 4, 5)
+    assert "overlaps itself" in refused(source, zero, one, scale, zero)
     assert "empty axis" in refused(source[:, :, :0], zero, qdata, scale, zero)
     assert (qdata == poisoned(1, dtype=torch.int8)).all()
     assert scale.isnan().all()

@@ -302,3 +302,17 @@ def test_wrong_arguments_are_refused() -> None:
         gather_pages(pool[0], torch.tensor([4]), torch.zeros(1, 8, 5, 6))
     with pytest.raises(ValueError, match="several devices"):
         copy_slots(pool, zero, pool.to("meta"), zero)
+
+
+def test_places_that_share_memory_are_not_written() -> None:
+    pool, both = torch.zeros(2, 4, 8), torch.tensor([0, 1])
+    one = torch.zeros(2, 1, 8).expand(2, 4, 8)
+    with pytest.raises(ValueError, match="overlaps itself"):
+        copy_slots(pool, both, one, both)
+    with pytest.raises(ValueError, match="overlaps itself"):
+        copy_slots(pool, both, torch.zeros(100).as_strided((2, 4, 8), (40, 7, 1)), both)
+    with pytest.raises(ValueError, match="overlaps itself"):
+        gather_pages(pool[0], both, one[0])
+    with pytest.raises(ValueError, match="overlaps itself"):
+        scatter_pages(pool[0], one[0], both)
+    copy_slots(one, both, pool.transpose(0, 1).contiguous().transpose(0, 1), both)

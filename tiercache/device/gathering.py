@@ -10,7 +10,7 @@ from tiercache.client import Blob
 from tiercache.device.codecs import codec_named, encoded
 from tiercache.device.resharding import Held, assemble
 from tiercache.errors import LayoutError
-from tiercache.state import NATIVE, Layout, Part
+from tiercache.state import NATIVE, Layout, Part, Shard
 
 
 def gather(layout: Layout, blobs: Sequence[Blob], ranks: int, rank: int) -> list[Blob]:
@@ -31,10 +31,11 @@ def _one(part: Part, group: Sequence[Blob], ranks: int, rank: int) -> Blob:
     first = group[0]
     for blob in group:
         if blob.shard in (None, wanted):
+            _check_size(part, blob, wanted)
             return blob
     if len({blob.codec for blob in group}) > 1:
         raise LayoutError(f"part {part.name!r}: pieces of one object in different codecs")
-    form = part if first.codec == NATIVE else encoded(codec_named(first.codec), part)
+    form = _form(part, first.codec)
     pieces = [Held(blob.shard, blob.data) for blob in group if blob.shard is not None]
     tokens = 0 if part.is_snapshot else first.end - first.start
     return Blob(
@@ -46,3 +47,16 @@ def _one(part: Part, group: Sequence[Blob], ranks: int, rank: int) -> Blob:
         codec=first.codec,
         requantised=max(blob.requantised for blob in group),
     )
+
+
+def _form(part: Part, codec: str) -> Part:
+    return part if codec == NATIVE else encoded(codec_named(codec), part)
+
+
+def _check_size(part: Part, blob: Blob, shard: Shard) -> None:
+    tokens = 0 if part.is_snapshot else blob.end - blob.start
+    nbytes = _form(part, blob.codec).nbytes(tokens, shard)
+    if blob.data.nbytes != nbytes:
+        raise LayoutError(
+            f"part {part.name!r}: {blob.data.nbytes} bytes for units {shard}, not {nbytes}"
+        )

@@ -4,11 +4,14 @@ import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import suppress
+from typing import Final, Protocol
 
 from tiercache.client import Blob, Saved, Scope
 from tiercache.device.tier import Demoted
 from tiercache.state import Chain
+
+_LOOK_S: Final = 0.05
 
 
 class Saves(Protocol):
@@ -63,12 +66,20 @@ class ThreadOutlet:
         return True
 
     def finished(self) -> list[Demoted]:
-        """Return what was saved since the last call."""
+        """Return what was saved since the last call; what waits, too, when a mistake ended the thread."""
+        if not self._thread.is_alive():
+            while not self._waiting.empty():
+                if (unsaved := self._waiting.get_nowait()) is not None:
+                    self._finished.append(unsaved)
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def close(self) -> None:
-        """Save what waits, and end the thread."""
-        self._waiting.put(None)
+        """Save what waits, and end the thread. Idempotent."""
+        while self._thread.is_alive():
+            # A thread that a mistake ends meanwhile leaves the queue full.
+            with suppress(queue.Full):
+                self._waiting.put(None, timeout=_LOOK_S)
+                break
         self._thread.join()
 
     def _work(self) -> None:

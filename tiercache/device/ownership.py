@@ -19,6 +19,7 @@ steps; on a GPU all work goes to that thread's current stream, in the order of t
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from tiercache.device.pools import ActivePool, CheckpointPool
@@ -32,6 +33,10 @@ REQUANTISED_MAX: Final = 16
 NO_ACTIVE_SLOT: Final = "no_active_slot"
 NO_CHECKPOINT_SLOT: Final = "no_checkpoint_slot"
 TOO_OFTEN_QUANTISED: Final = "requantised_max"
+
+
+_numbers = count(1)
+"""Of all owners together: a handle of one is stale at every other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,6 @@ class Ownership:
         self._runs: dict[int, _Running] = {}
         self._kept: dict[int, _Kept] = {}
         self._receiving: set[Private] = set()
-        self._next = 0
 
     # --- runs
 
@@ -320,10 +324,10 @@ class Ownership:
     # --- small things
 
     def _running(self, slot: Private, rounded: int, how: str) -> Run:
-        self._next += 1
-        self._runs[self._next] = _Running(slot, rounded)
+        run = Run(next(_numbers))
+        self._runs[run.number] = _Running(slot, rounded)
         self.counters[how] += 1
-        return Run(self._next)
+        return run
 
     def _encoded(self, source: Private | Shared, rounded: int) -> Shared | Skipped:
         """Return a checkpoint slot with what is in an active one."""
@@ -347,10 +351,10 @@ class Ownership:
         return self._kept_as(_Kept(shared, Standing(tokens, NATIVE, rounded, active=True)), how)
 
     def _kept_as(self, kept: _Kept, how: str) -> Checkpoint:
-        self._next += 1
-        self._kept[self._next] = kept
+        checkpoint = Checkpoint(next(_numbers))
+        self._kept[checkpoint.number] = kept
         self.counters[how] += 1
-        return Checkpoint(self._next)
+        return checkpoint
 
     def _pool(self, kept: _Kept) -> tuple[Store, SlotTable]:
         pool = self.active if kept.standing.active else self.checkpoints

@@ -84,21 +84,23 @@ class PagedBlocks:
         """Return the bytes of the first `tokens` tokens of one block, which is partial: flat uint8."""
         if not 0 < tokens <= self.part.block_tokens or self._count(pages) != 1:
             raise LayoutError(f"no {tokens} tokens of {self._count(pages)} blocks")
-        taken = [
-            torch.cat([tensor[page] for page in pages])[:tokens] for tensor, _ in self._tensors
-        ]
+        used = self._used(pages, tokens)
+        taken = [torch.cat([tensor[page] for page in used])[:tokens] for tensor, _ in self._tensors]
         return torch.cat([as_bytes(tensor).reshape(-1) for tensor in taken])
 
     def put_head(self, data: torch.Tensor, pages: Sequence[int], tokens: int) -> None:
         """Write the bytes of a partial block; what lies behind its tokens in the pages stays."""
         if self._count(pages) != 1 or data.numel() != self.part.nbytes(tokens, self.shard):
             raise LayoutError(f"{data.numel()} bytes are not {tokens} tokens of {self.part.name!r}")
+        if data.dtype != torch.uint8:
+            raise LayoutError(f"the bytes of a block are not {data.dtype}")
+        used = self._used(pages, tokens)
         offset = 0
         for tensor, _ in self._tensors:
             row = prod(tensor.shape[2:]) * tensor.itemsize
             for token in range(tokens):
                 page, inside = divmod(token, self.page_tokens)
-                target = as_bytes(tensor[pages[page], inside])
+                target = as_bytes(tensor[used[page], inside])
                 target.copy_(data[offset : offset + row].view(target.shape))
                 offset += row
 
@@ -107,6 +109,15 @@ class PagedBlocks:
         if rest:
             raise LayoutError(f"{len(pages)} pages are no whole blocks of {self.pages_per_block}")
         return blocks
+
+    def _used(self, pages: Sequence[int], tokens: int) -> Sequence[int]:
+        """Return the pages that the first tokens of a block are in; others may be no pages at all."""
+        used = pages[: -(-tokens // self.page_tokens)]
+        count = len(self._tensors[0][0])
+        # A negative number would be a page counted from the end: somebody else's.
+        if not all(0 <= page < count for page in used):
+            raise IndexError(f"pages {list(used)}, of {count}")
+        return used
 
     def _columns(self, pages: Sequence[int]) -> list[torch.Tensor]:
         """Return the first page of every block, the second of every block, and so on."""

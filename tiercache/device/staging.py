@@ -101,12 +101,19 @@ class Staging:
         if sum(sizes.values()) > self._left:
             hold.release()
             return Skipped(NO_HOST_MEMORY)
+        try:
+            buffers = {name: self._buffer(nbytes) for name, nbytes in sizes.items()}
+            copies = [
+                copy
+                for name, buffer in buffers.items()
+                for copy in self._pairs(name, number, buffer)
+            ]
+            fence = self._lane.run(copies)
+        except BaseException:
+            hold.release()
+            raise
         self._left -= sum(sizes.values())
-        buffers = {name: self._buffer(nbytes) for name, nbytes in sizes.items()}
-        copies = [
-            copy for name, buffer in buffers.items() for copy in self._pairs(name, number, buffer)
-        ]
-        return Outward(self._lane.run(copies), named, buffers, hold, self._give)
+        return Outward(fence, named, buffers, hold, self._give)
 
     def inward(self, blobs: Sequence[Blob], number: int) -> Fence:
         """Begin to write blobs into slot `number`, which must be the caller's and unread till then.

@@ -109,7 +109,7 @@ class DeviceTier:
     ) -> Checkpoint | Skipped | Stale:
         """Keep the run's state, which is after `tokens` tokens of `chain`, under its digest."""
         digest = chain.digest_at(tokens)
-        entry = self._entries.get(digest)
+        entry = self._entry(digest)
         if entry is not None:
             self._use(digest, entry)
             return entry.checkpoint
@@ -122,9 +122,9 @@ class DeviceTier:
 
     def donate(self, run: Run, request: str, chain: Chain, tokens: int) -> Checkpoint | Stale:
         """End the run and keep its state without a copy, in its active slot, until that is needed."""
+        digest = chain.digest_at(tokens)
         found = self.owner.donate(run, tokens)
         if isinstance(found, Checkpoint):
-            digest = chain.digest_at(tokens)
             self.drop(digest)
             self._add(digest, _Entry(found, request, chain, tokens))
         return found
@@ -146,7 +146,7 @@ class DeviceTier:
         for tokens in sorted(+self._depths, reverse=True):
             if tokens <= min(limit, len(chain)):
                 digest = chain.digest_at(tokens)
-                entry = self._entries.get(digest)
+                entry = self._entry(digest)
                 if entry is not None:
                     self._use(digest, entry)
                     return tokens, entry.checkpoint
@@ -195,9 +195,10 @@ class DeviceTier:
 
     def demote(self, digest: bytes) -> Skipped | Stale | None:
         """Begin to move a checkpoint to the node. It cannot be found here from now on."""
-        entry = self._remove(digest)
+        entry = self._entry(digest)
         if entry is None:
             return Stale("checkpoint")
+        self._remove(digest)
         standing = self.owner.standing(entry.checkpoint)
         place, hold = self.owner.place(entry.checkpoint), self.owner.hold(entry.checkpoint)
         assert isinstance(standing, Standing)
@@ -205,8 +206,8 @@ class DeviceTier:
         assert not isinstance(place, Stale)
         staging = self._active if standing.active else self._pool
         named = Named(standing.tokens, self._codecs(active=standing.active), standing.requantised)
-        copy = staging.outward(place[1], named, hold)
         self.owner.clear(entry.checkpoint)  # The hold keeps the slot until the copy is done.
+        copy = staging.outward(place[1], named, hold)
         if isinstance(copy, Skipped):
             self.counters[f"lost_{copy.reason}"] += 1
             return copy
@@ -240,8 +241,12 @@ class DeviceTier:
         """Return a run with the state that `blobs` hold at `tokens`, the snapshot parts of one plan.
 
         In the pool's codec they become a checkpoint first, found by its digest from now on; native
-        ones go straight to the run. Raises LayoutError for blobs that are neither, or do not fit.
+        ones go straight to the run. Raises LayoutError for blobs that are neither, do not fit, or end
+        elsewhere.
         """
+        if any(blob.end != tokens for blob in blobs):
+            raise LayoutError(f"objects end at {sorted({b.end for b in blobs})}, not at {tokens}")
+        chain.digest_at(tokens)  # Raises now, and not with slots taken.
         codecs = {blob.part: blob.codec for blob in blobs}
         requantised = max((blob.requantised for blob in blobs), default=0)
         through_pool = codecs == self._codecs(active=False)
@@ -257,7 +262,7 @@ class DeviceTier:
                 found = self._through_pool(run, entry, blobs, requantised)
             else:
                 found = self._straight(run, blobs)
-        except LayoutError:
+        except BaseException:
             self.owner.clear(run)
             raise
         if isinstance(found, Skipped):
@@ -279,7 +284,7 @@ class DeviceTier:
         assert isinstance(hold, Hold)
         try:
             fence = self._pool.inward(blobs, slot.number)
-        except LayoutError:
+        except BaseException:
             hold.release()
             self.owner.refused(slot)
             raise
@@ -299,7 +304,7 @@ class DeviceTier:
         assert isinstance(hold, Hold)
         try:
             fence = self._active.inward(blobs, slot.number)
-        except LayoutError:
+        except BaseException:
             hold.release()
             raise
         self._arrives(fence, hold)
@@ -333,6 +338,14 @@ class DeviceTier:
             self._arriving.append((fence, hold))
 
     # --- small things
+
+    def _entry(self, digest: bytes) -> _Entry | None:
+        """Return what is known of a digest; nothing when its owner has cleared the checkpoint."""
+        entry = self._entries.get(digest)
+        if entry is not None and isinstance(self.owner.standing(entry.checkpoint), Stale):
+            self._remove(digest)
+            return None
+        return entry
 
     def _add(self, digest: bytes, entry: _Entry) -> None:
         self._entries[digest] = entry
