@@ -6,6 +6,9 @@ and offered to the node, which may decline. The other way, objects that the node
 into the pool when they are in its codec, else straight into the slot of a new run. Nothing here blocks,
 and nothing raises for want of room: what cannot be kept is skipped and counted. One thread owns this;
 `poll` is its turn to finish what copies have done.
+
+A tier serves one namespace: digests carry no model, no LoRA and no salt. Each adapter and each tenant
+has a tier, and an outlet, of its own.
 """
 
 from collections import Counter
