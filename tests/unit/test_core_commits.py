@@ -1,8 +1,5 @@
 """What becomes of what was granted: commits, endings, flushes."""
 
-from collections import Counter
-from collections.abc import Iterable
-
 import msgspec
 import pytest
 
@@ -11,14 +8,16 @@ from tiercache.core import events as ev
 from tiercache.errors import Fault
 from tiercache.testing.sim.rig import (
     PAGE,
+    TOKENS,
     Client,
     Rig,
+    boundary,
     hybrid,
     outcome_of,
+    outcomes,
     small,
 )
 
-TOKENS = list(range(20))
 OTHERS = [5] * 20
 
 
@@ -30,17 +29,6 @@ def rig() -> Rig:
 @pytest.fixture
 def client(rig: Rig) -> Client:
     return Client(rig, hybrid()).attach()
-
-
-def outcomes(grants: Iterable[cm.Granted]) -> Counter[str]:
-    return Counter(grant.outcome for grant in grants)
-
-
-def boundary(client: Client) -> int:
-    request = f"ask-{client.rig.number()}"
-    planned = client.plan(request, client.chain(TOKENS))
-    client.release(request)
-    return planned.boundary
 
 
 # --- commits

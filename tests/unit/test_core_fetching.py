@@ -7,29 +7,21 @@ from tiercache.core import commands as cm
 from tiercache.core import events as ev
 from tiercache.core.limits import Limits
 from tiercache.errors import Fault
-from tiercache.testing.sim.rig import PAGE, Client, Rig, hybrid, outcome_of, small
-
-TOKENS = list(range(20))
-ADMIN = 900
+from tiercache.testing.sim.rig import (
+    ADMIN,
+    PAGE,
+    TOKENS,
+    Client,
+    Rig,
+    hybrid,
+    on_disk,
+    outcome_of,
+    small,
+)
 
 
 def limits(pages: int = 64, nvme_pages: int = 64) -> Limits:
     return msgspec.structs.replace(small(pages, nvme_pages), eager=True)
-
-
-def on_disk(client: Client, *ends: int) -> None:
-    """Save, have it stored, and drop it from memory."""
-    chain = client.chain(TOKENS)
-    for end in ends:
-        client.save(f"save-{end}", client.offers(chain, end))
-    client.rig.run()
-    dropped = evict(client.rig, "host")
-    assert dropped.objects == client.rig.gauge("objects", "nvme")
-    assert client.rig.gauge("objects", "host") == 0
-
-
-def evict(rig: Rig, tier: str) -> cm.Evicted:
-    return rig.ask(ev.EvictAsked(ADMIN, rig.number(), "", tier, 0), cm.Evicted)
 
 
 @pytest.fixture

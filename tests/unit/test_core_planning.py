@@ -7,9 +7,7 @@ import pytest
 
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
-from tiercache.testing.sim.rig import BLOCK, Client, Rig, hybrid, spans
-
-TOKENS = list(range(20))
+from tiercache.testing.sim.rig import BLOCK, TOKENS, Client, Rig, boundary, hybrid, saved, spans
 
 
 @pytest.fixture
@@ -20,21 +18,6 @@ def rig() -> Rig:
 @pytest.fixture
 def client(rig: Rig) -> Client:
     return Client(rig, hybrid()).attach()
-
-
-def saved(client: Client, *ends: int, tokens: list[int] | None = None) -> None:
-    """Save all that a boundary at each of these ends rests on."""
-    chain = client.chain(tokens or TOKENS)
-    for end in ends:
-        client.save(f"save-{end}", client.offers(chain, end))
-
-
-def boundary(client: Client, tokens: list[int] | None = None, limit: int | None = None) -> int:
-    """Plan as a request of its own; release it; return its boundary."""
-    request = f"ask-{client.rig.number()}"
-    planned = client.plan(request, client.chain(tokens or TOKENS), limit=limit)
-    client.release(request)
-    return planned.boundary
 
 
 # --- what is a hit

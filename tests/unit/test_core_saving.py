@@ -1,8 +1,5 @@
 """How objects come in: grants, merged puts, commits, quarantine, flushes."""
 
-from collections import Counter
-from collections.abc import Iterable
-
 import msgspec
 import pytest
 
@@ -12,15 +9,17 @@ from tiercache.state import Kind, Layout, Shard
 from tiercache.testing.sim.rig import (
     BLOCK,
     PAGE,
+    TOKENS,
     Client,
     Rig,
+    boundary,
     hybrid,
     outcome_of,
+    outcomes,
     part,
     small,
 )
 
-TOKENS = list(range(20))
 OTHERS = [5] * 20
 
 
@@ -32,17 +31,6 @@ def rig() -> Rig:
 @pytest.fixture
 def client(rig: Rig) -> Client:
     return Client(rig, hybrid()).attach()
-
-
-def outcomes(grants: Iterable[cm.Granted]) -> Counter[str]:
-    return Counter(grant.outcome for grant in grants)
-
-
-def boundary(client: Client) -> int:
-    request = f"ask-{client.rig.number()}"
-    planned = client.plan(request, client.chain(TOKENS))
-    client.release(request)
-    return planned.boundary
 
 
 # --- grants

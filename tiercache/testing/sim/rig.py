@@ -4,6 +4,7 @@ For tests of single decisions, where `World` is for whole histories. No bytes ar
 the number of the job and the place in it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -320,3 +321,44 @@ class Client:
 def spans(pieces: Iterable[Piece | None]) -> list[tuple[int, int, int]]:
     """Return part, start and end of the pieces that are there, sorted."""
     return sorted((p.part, p.start, p.end) for p in pieces if p is not None)
+
+
+# --- what many tests begin with
+
+TOKENS = list(range(20))
+ADMIN = 900
+"""The session of an operator, which never attaches."""
+
+
+def saved(client: Client, *ends: int, tokens: list[int] | None = None) -> None:
+    """Save all that a boundary at each of these ends rests on."""
+    chain = client.chain(tokens or TOKENS)
+    for end in ends:
+        client.save(f"save-{end}", client.offers(chain, end))
+
+
+def boundary(client: Client, tokens: list[int] | None = None, limit: int | None = None) -> int:
+    """Plan as a request of its own; release it; return its boundary."""
+    request = f"ask-{client.rig.number()}"
+    planned = client.plan(request, client.chain(tokens or TOKENS), limit=limit)
+    client.release(request)
+    return planned.boundary
+
+
+def evict(rig: Rig, tier: str = "host") -> cm.Evicted:
+    """Have an operator drop all that nobody uses from a tier."""
+    return rig.ask(ev.EvictAsked(ADMIN, rig.number(), "", tier, 0), cm.Evicted)
+
+
+def on_disk(client: Client, *ends: int) -> None:
+    """Save, have it stored, and drop it from memory."""
+    saved(client, *ends)
+    client.rig.run()
+    dropped = evict(client.rig)
+    assert dropped.objects == client.rig.gauge("objects", "nvme")
+    assert client.rig.gauge("objects", "host") == 0
+
+
+def outcomes(grants: Iterable[cm.Granted]) -> Counter[str]:
+    """Return how often each outcome came."""
+    return Counter(grant.outcome for grant in grants)
