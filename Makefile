@@ -12,7 +12,7 @@ ARGS ?=
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check fmt fmt-check lint types tidy test bench sim docs clean always
+.PHONY: help setup demo serve check cover fmt fmt-check lint types tidy test bench sim docs clean always
 
 help: ## List the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,7 +28,12 @@ serve: $(READY) ## Run a node in the foreground
 test: $(READY) ## Run every test, those of tidiness included
 	$(PY) -m pytest tests $(ARGS)
 
-check: test fmt-check lint types ## All that CI runs
+check: test cover fmt-check lint types ## All that CI runs
+
+cover: $(READY) ## Is every branch of state, wire and core taken by its own tests?
+	$(PY) -m pytest tests/unit tests/contract/test_policies.py -q \
+	  -k "(core or state or wire or polic) and not device and not kernels" \
+	  --cov=tiercache/state --cov=tiercache/wire --cov=tiercache/core --cov-branch --cov-fail-under=100 $(ARGS)
 
 fmt: $(READY) ## Format the code
 	$(PY) -m ruff format .
