@@ -7,6 +7,7 @@
     +-- RefusedError       the node will not serve this client; the reason says why
     +-- UnavailableError   the node cannot be reached, or did not answer before the deadline
     +-- StorageFault       a disk or a store failed; `fault` says how
+    +-- TransportFault     bytes did not come from a peer; `fault` says how
 
 A miss, a full cache and "not worth it" are values, never errors.
 """
@@ -67,3 +68,27 @@ class StorageFault(TiercacheError):
         super().__init__(f"{fault.value}: {detail}")
         self.fault = fault
         self.detail = detail
+
+
+class PeerFault(StrEnum):
+    """How fetching from a peer failed."""
+
+    MISSING = "missing"  # The peer does not hold the object: a miss.
+    MISMATCH = "mismatch"  # What the peer holds has another size: a miss.
+    DAMAGED = "damaged"  # The bytes are not the ones that were sealed: a miss.
+    BUSY = "busy"  # The peer, or this end, has no room for the request now.
+    LATE = "late"  # The deadline passed.
+    LOST = "lost"  # The connection ended, or there was none to be had.
+    REFUSED = "refused"  # The peer will not talk: version, key or certificate.
+    PROTOCOL = "protocol"  # The peer broke the protocol; the connection is closed.
+
+
+class TransportFault(TiercacheError):
+    """Bytes did not come from a peer. The same call may succeed later where `retry` says so."""
+
+    def __init__(self, fault: PeerFault, detail: str) -> None:
+        super().__init__(f"{fault.value}: {detail}")
+        self.fault = fault
+        self.detail = detail
+        passing = fault in {PeerFault.BUSY, PeerFault.LATE, PeerFault.LOST}
+        self.retry = Retry.LATER if passing else Retry.NEVER

@@ -1,0 +1,193 @@
+"""Our own registries keep the contract that is shipped for everybody's."""
+
+import asyncio
+import shutil
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tiercache.errors import UnavailableError
+from tiercache.registry.base import Member, Registry, View, next_flush
+from tiercache.registry.etcd import Etcd
+from tiercache.registry.etcd_registry import EtcdRegistry
+from tiercache.registry.shared import Board, SharedRegistry
+from tiercache.testing.etcd import EtcdServer, free_port
+from tiercache.testing.proxies import Gate
+from tiercache.testing.registries import Ground, RegistryContract, joined, member
+
+needs_etcd = pytest.mark.skipif(
+    shutil.which("etcd") is None, reason="needs etcd (Debian: etcd-server)"
+)
+
+
+class SharedGround:
+    """Registries of one process, and a clock that stands still unless it is moved."""
+
+    ttl_s = 10.0
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.board = Board(lambda: self.now, self.ttl_s)
+        self.registries: dict[str, SharedRegistry] = {}
+
+    def registry(self, member: Member) -> Registry:
+        registry = self.registries[member.name] = SharedRegistry(self.board, member)
+        return registry
+
+    async def cut(self, name: str) -> None:
+        self.registries[name].away = True
+
+    async def heal(self, name: str) -> None:
+        self.registries[name].away = False
+        self.board.touch()
+
+    async def lapse(self) -> None:
+        for _ in range(4):  # The others say that they are there, as time passes.
+            self.now += self.ttl_s / 3
+            self.board.touch()
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+
+class TestSharedRegistry(RegistryContract):
+    @pytest.fixture
+    async def ground(self) -> Ground:
+        return SharedGround()
+
+
+class EtcdGround:
+    """A real etcd, and a gate for each node."""
+
+    ttl_s = 1.0
+
+    def __init__(self, server: EtcdServer, cluster: str) -> None:
+        self.server = server
+        self.cluster = cluster
+        self.gates: dict[str, Gate] = {}
+        self.clients: list[Etcd] = []
+
+    def registry(self, member: Member) -> Registry:
+        if member.name not in self.gates:  # Some names are refused: they need no way.
+            self.gates[member.name] = Gate(self.server.port)
+        client = Etcd([self.gates[member.name].url], deadline_s=0.5)
+        self.clients.append(client)
+        return EtcdRegistry(client, member, cluster=self.cluster, ttl_s=1, retry_s=0.02)
+
+    async def cut(self, name: str) -> None:
+        self.gates[name].shut()
+
+    async def heal(self, name: str) -> None:
+        self.gates[name].open()
+
+    async def lapse(self) -> None:
+        """Time passes by itself: whoever waits for its effect waits long enough."""
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.close()
+        for gate in self.gates.values():
+            gate.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def etcd_ground(
+    server: EtcdServer, request: pytest.FixtureRequest
+) -> AsyncIterator[EtcdGround]:
+    ground = EtcdGround(server, f"cluster-{abs(hash(request.node.nodeid))}")
+    yield ground
+    await ground.close()
+
+
+@needs_etcd
+class TestEtcdRegistry(RegistryContract):
+    @pytest.fixture
+    async def ground(self, etcd_ground: EtcdGround) -> Ground:
+        return etcd_ground
+
+
+@needs_etcd
+class TestEtcdAway:
+    async def test_killed_and_started_again_everybody_is_back(
+        self, etcd_ground: EtcdGround, server: EtcdServer
+    ) -> None:
+        async with joined(etcd_ground, member("a"), member("b")) as (a, b):
+            flush = await a.registry.flush("ns")
+            await a.registry.dropped("ns", flush)
+            server.kill()
+            with pytest.raises(UnavailableError):
+                await b.registry.flush("ns")
+            held = a.registry.held_until
+            server.start()
+            assert await b.registry.flush("ns") > flush
+            await a.until(lambda view: view.flushes["ns"] > flush)
+            await b.until(lambda view: set(view.members) == {"a", "b"})
+            await b.until(lambda view: view.dropped.get("a") == {"ns": flush})
+            assert a.registry.held_until >= held
+
+    async def test_frozen_it_holds_nobody_up_and_nothing_is_promised(
+        self, etcd_ground: EtcdGround, server: EtcdServer
+    ) -> None:
+        async with joined(etcd_ground, member("a")) as (a,):
+            server.signal(signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(5):
+                    with pytest.raises(UnavailableError):
+                        await a.registry.flush("ns")
+                held = a.registry.held_until
+            finally:
+                server.signal(signal.SIGCONT)
+            assert await a.registry.flush("ns") > 0
+            await a.until(lambda view: "ns" in view.flushes)
+            assert a.registry.held_until >= held
+
+    async def test_the_second_endpoint_does_when_the_first_is_dead(
+        self, server: EtcdServer
+    ) -> None:
+        client = Etcd([f"http://127.0.0.1:{free_port()}", server.url])
+        await client.put("second/key", "value")
+        assert [pair.value for pair in (await client.read("second/")).pairs] == ["value"]
+        await client.close()
+
+    async def test_what_others_wrote_there_is_left_out(
+        self, etcd_ground: EtcdGround, server: EtcdServer
+    ) -> None:
+        client = Etcd([server.url])
+        for key in ("members/odd", "members/odd/deep", "flushes/odd", "elsewhere", "dropped/a/odd"):
+            await client.put(f"/{etcd_ground.cluster}/{key}", "{not ours")
+        async with joined(etcd_ground, member("a")) as (a,):
+            assert a.registry.view == View(members={"a": member("a")}, dropped={"a": {}})
+        await client.close()
+
+    async def test_a_newer_member_may_say_more(
+        self, etcd_ground: EtcdGround, server: EtcdServer
+    ) -> None:
+        client = Etcd([server.url])
+        newer = msgspec.json.encode({**msgspec.to_builtins(member("new")), "more": [1]})
+        await client.put(f"/{etcd_ground.cluster}/members/new", newer.decode())
+        async with joined(etcd_ground, member("a")) as (a,):
+            assert a.registry.view.members["new"] == member("new")
+        await client.close()
+
+
+@pytest.mark.parametrize("wall", [0.0, 1.7e9, 1.7e9 - 3600, 1.7e9 + 3600])
+def test_flushes_ascend_whatever_the_clock_says(wall: float) -> None:
+    last = next_flush(0, 1.7e9)
+    assert next_flush(last, wall) > last
+
+
+async def test_an_etcd_that_lost_all_it_knew_still_counts_on(tmp_path: Path) -> None:
+    """A flush after the loss must not look like one that was carried out before it."""
+    before, after = Board(lambda: 100.0, 10), Board(lambda: 200.0, 10)
+    first = await SharedRegistry(before, member("a")).flush("ns")
+    assert await SharedRegistry(after, member("a")).flush("ns") > first

@@ -1,0 +1,1 @@
+"""Moves bytes between nodes. A transport knows nothing of models, policy or leases."""
