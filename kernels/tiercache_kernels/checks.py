@@ -6,7 +6,7 @@ range, and no target twice. Slots that are on the device already are trusted, si
 would wait for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -74,12 +74,57 @@ def slots(source: Tensor, source_slots: Tensor, target: Tensor, target_slots: Te
     no_twice(target_slots, "target slots")
 
 
-def apart(source_slots: Tensor, target_slots: Tensor) -> None:
-    """Check that no slot of one pool is both read and written: the order would decide."""
-    if source_slots.device.type == target_slots.device.type == "cpu":
-        both = set(source_slots.tolist()) & set(target_slots.tolist())
-        if both:
-            raise ValueError(f"slots {sorted(both)} are source and target of one copy")
+Places = tuple[Tensor, Tensor]
+"""A tensor, and the numbers along the last of its leading axes that are read or written."""
+
+
+def apart(read: Places, written: Places, leading: int) -> None:
+    """Check that no byte is both read and written: the order would decide what it becomes.
+
+    `leading` is 2 for slots, 1 for pages. Two views of one buffer are looked at place by place. Numbers on
+    the device are trusted, since to look would be to wait; but pages of a tensor never go to itself then.
+    """
+    source, target = read[0], written[0]
+    if not _meet(_span(source), _span(target)):
+        return
+    if read[1].device.type == written[1].device.type == "cpu":
+        spans = [(*span, False) for span in _places(*read, leading)]
+        spans += [(*span, True) for span in _places(*written, leading)]
+        reach = {False: 0, True: 0}
+        for start, stop, writes in sorted(spans):
+            if start < reach[not writes]:
+                raise ValueError(f"bytes of {shape(source)} are source and target of one copy")
+            reach[writes] = max(reach[writes], stop)
+    elif leading == 1 and source.data_ptr() == target.data_ptr():
+        raise ValueError(f"{shape(source)} is source and target of one copy")
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses between which all of a tensor lies."""
+    if not tensor.numel():
+        return (0, 0)
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    start = tensor.data_ptr()
+    return (start, start + (last + 1) * tensor.itemsize)
+
+
+def _places(tensor: Tensor, numbers: Tensor, leading: int) -> Iterator[tuple[int, int]]:
+    """Yield the addresses of every place that is read or written; each is dense."""
+    nbytes = tensor[(0,) * leading].numel() * tensor.itemsize if tensor.numel() else 0
+    if not nbytes:
+        return
+    layers = tensor.shape[0] if leading == LEADING_AXES else 1
+    for layer in range(layers):
+        start = tensor.data_ptr() + layer * tensor.stride(0) * (leading - 1) * tensor.itemsize
+        for number in numbers.tolist():
+            at = start + number * tensor.stride(leading - 1) * tensor.itemsize
+            yield (at, at + nbytes)
 
 
 def numbers(indices: Tensor, pool: Tensor, axis: int, name: str) -> None:

@@ -4,6 +4,7 @@ CUDA tensors go to the Triton kernels, on the current stream. CPU tensors go to 
 compiles, where it is installed and the dtype is one of theirs. All else is the reference's.
 """
 
+import torch
 from torch import Tensor
 
 from tiercache_kernels import checks, reference
@@ -65,14 +66,13 @@ def dequantise(
 def copy_slots(source: Tensor, source_slots: Tensor, target: Tensor, target_slots: Tensor) -> None:
     """Copy slots of any per-slot state, `[layers, slots, ...]`, between pools or within one.
 
-    The dtypes are equal, or both floating point and then cast. Within one pool no slot may be both read
-    and written.
+    The dtypes are equal, or both floating point and then cast. No byte may be both read and written:
+    within one pool, or in two views of one buffer.
     """
     checks.copied(source, target, leading=2)
     checks.written(target, leading=2)
     checks.slots(source, source_slots, target, target_slots)
-    if source.data_ptr() == target.data_ptr():
-        checks.apart(source_slots, target_slots)
+    checks.apart((source, source_slots), (target, target_slots), leading=2)
     if runs_kernels(source):
         from tiercache_kernels.on_gpu import rows
 
@@ -85,12 +85,14 @@ def gather_pages(paged: Tensor, pages: Tensor, staging: Tensor) -> None:
     """Copy the listed pages, in that order, to the start of a contiguous buffer.
 
     `paged` is `[pages, ...]`, `staging` `[n, ...]` with n at least the length of the list. A page may be
-    listed more than once. The dtypes are equal, or both floating point and then cast.
+    listed more than once. The dtypes are equal, or both floating point and then cast. What is written may
+    not be among what is read.
     """
     checks.copied(paged, staging, leading=1)
     checks.written(staging, leading=1)
     checks.numbers(pages, paged, 0, "pages")
     checks.room(staging, pages)
+    checks.apart((paged, pages), (staging, _first(pages)), leading=1)
     if runs_kernels(paged):
         from tiercache_kernels.on_gpu import rows
 
@@ -106,6 +108,7 @@ def scatter_pages(staging: Tensor, paged: Tensor, pages: Tensor) -> None:
     checks.numbers(pages, paged, 0, "pages")
     checks.no_twice(pages, "pages")
     checks.room(staging, pages)
+    checks.apart((staging, _first(pages)), (paged, pages), leading=1)
     if runs_kernels(paged):
         from tiercache_kernels.on_gpu import rows
 
@@ -167,6 +170,11 @@ def checksum(blocks: Tensor) -> Tensor:
     if on_cpu.available() and blocks.device.type == "cpu":
         return on_cpu.checksum(blocks)
     return reference.checksum(blocks)
+
+
+def _first(pages: Tensor) -> Tensor:
+    """Return the numbers of the staging rows that belong to a list of pages."""
+    return torch.arange(len(pages))
 
 
 def _copy_range(source: Tensor, target: Tensor, axis: int) -> None:

@@ -15,10 +15,20 @@ from tiercache.cli.app import app
 from tiercache.cli.documents import Object, Statistics
 from tiercache.cli.exits import Exit
 from tiercache.cli.quality_path import Engine, Subject
+from tiercache.device import (
+    CheckpointPool,
+    LeastRecent,
+    MarkedTier,
+    Restored,
+    StateBlocks,
+    codec_named,
+    lane_for,
+)
 from tiercache.state import Chain
 from tiercache.testing.nodes import NewNode, NodeProcess
 from tiercache.testing.recall import MODELS, episode
 from tiercache_transformers import hf
+from tiercache_transformers.state import take_states
 
 torch.set_num_threads(1)
 
@@ -26,6 +36,7 @@ EAGER = {"write_back": "eager"}
 BOUNDARIES = (128, 85, 64, 127, 100)
 """More than there are checkpoint slots, so that the policy has to demote; some inside a block."""
 
+MARKS = (32, 64, 96, 128)
 COUNT = 24
 
 
@@ -90,6 +101,45 @@ def test_decode_goes_on_after_the_whole_way(name: str, codec: str, new_node: New
             cache = engine.fetch(f"load-{boundary}", Chain(tokens, block), boundary)
             assert decode(subject, cache, tokens[boundary]) == expected[boundary]
         assert engine.tier.counters["restored"] == len(BOUNDARIES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["native", "int8"])
+def test_several_checkpoints_of_one_block_go_the_whole_way(codec: str, new_node: NewNode) -> None:
+    """One taking of device memory holds four boundaries; each is resumed by itself after a restart."""
+    subject = Subject.load("mla1_kda2")
+    tokens = episode(11, tokens=160, pairs=32).context
+    node = new_node(nvme=EAGER)
+    node.start()
+    expected: dict[int, list[int]] = {}
+    with engine_of(subject, node, codec) as engine:
+        prompt = engine.prompt("save", Chain(tokens, subject.layout.block_tokens))
+        owner = engine.tier.owner
+        pool = CheckpointPool(owner.active.seat, codec_named(codec), 1, per_block=len(MARKS))
+        marked = MarkedTier(
+            StateBlocks(owner, pool, MARKS), lane_for(pool.store.device), LeastRecent(), engine.outlet,
+            namespace=subject.namespace, host_bytes_max=1 << 24,
+        )  # fmt: skip
+        for mark in MARKS:
+            cache = DynamicCache(config=subject.model.config)
+            subject.run(tokens[:mark], cache)
+            found = engine.tier.restore(prompt, mark, take_states(cache, subject.form, mark))
+            assert isinstance(found, Restored)
+            assert marked.keep(found.run, prompt, mark) is None
+            owner.clear(found.run)
+            engine.save_blocks(prompt, cache, mark)
+            expected[mark] = decode(subject, cache, tokens[mark])
+        assert (len(pool.table), marked.find(prompt, 127)) == (1, 96)
+        assert marked.make_room()
+        engine.drain()
+    node.kill()
+    node.start()
+    node.wait_until(lambda: status(node) == "ready")
+    assert {one.end: one.codec for one in states(node)} == dict.fromkeys(MARKS, codec)
+    with engine_of(subject, node, codec) as engine:
+        for mark in MARKS:
+            cache = engine.fetch(f"load-{mark}", Chain(tokens, subject.layout.block_tokens), mark)
+            assert decode(subject, cache, tokens[mark]) == expected[mark]
 
 
 @pytest.mark.slow

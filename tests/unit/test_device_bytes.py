@@ -1,13 +1,15 @@
 """Pages, registration and the record of choices: what surrounds the slots."""
 
+import fcntl
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 import torch
 
-from tiercache.device.journal import Change, CodecJournal
+from tiercache.device.journal import Change, CodecJournal, Read
 from tiercache.device.kinds import grouped, latent
 from tiercache.device.pages import PagedBlocks
 from tiercache.device.registering import CHUNK_BYTES_MAX, Registrar, Registration, cuda_registrar
@@ -224,7 +226,60 @@ def test_changes_of_codec_are_recorded(tmp_path: Path) -> None:
 def test_a_choice_that_cannot_be_recorded_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be recorded"):
         CodecJournal(tmp_path / "no" / "file").choose("kimi", "int8", who="ops", at=1.0)
-    bad = tmp_path / "bad"
-    bad.write_text('{"at": "yesterday"}\n')
     with pytest.raises(ConfigError, match="cannot be read"):
-        CodecJournal(bad).changes()
+        CodecJournal(tmp_path).changes()
+
+
+LINE = b'{"at":2.0,"who":"ops","model":"kimi","was":"native","now":"int8"}\n'
+
+
+def test_a_last_line_that_was_cut_off_is_passed_over_and_replaced(tmp_path: Path) -> None:
+    """Whatever a killed writer left of its line, at every length of it."""
+    path = tmp_path / "codecs.jsonl"
+    for length in range(len(LINE) - 1):
+        path.write_bytes(LINE + LINE[:length].replace(b"kimi", b"kim\xff"))
+        journal = CodecJournal(path)
+        assert journal.codec_of("kimi") == "int8"
+        assert len(journal.read().torn) == length
+        change = journal.choose("kimi", "bf16", who="ops", at=3.0)
+        assert change is not None
+        assert path.read_bytes().startswith(LINE)
+        assert journal.read() == Read((Change(2.0, "ops", "kimi", "native", "int8"), change), b"")
+
+
+def test_a_last_line_without_its_newline_counts(tmp_path: Path) -> None:
+    path = tmp_path / "codecs.jsonl"
+    path.write_bytes(LINE + LINE[:-1])
+    journal = CodecJournal(path)
+    assert len(journal.changes()) == 2
+    journal.choose("kimi", "native", who="ops", at=3.0)
+    assert [change.now for change in journal.changes()] == ["int8", "int8", "native"]
+
+
+@pytest.mark.parametrize("damage", [b'{"at": "yesterday"}\n', b"\n", b"\xff\n", LINE[:20] + b"\n"])
+def test_damage_elsewhere_is_reported_and_left_alone(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "codecs.jsonl"
+    path.write_bytes(LINE + damage + LINE + LINE[:9])
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="line 2 cannot be read"):
+        CodecJournal(path).changes()
+    with pytest.raises(ConfigError, match="line 2 cannot be read"):
+        CodecJournal(path).choose("kimi", "native", who="ops", at=3.0)
+    assert path.read_bytes() == before
+
+
+def test_writers_of_one_record_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer was there while we waited for the lock: its choice is what ours changes."""
+    path = tmp_path / "codecs.jsonl"
+
+    def flock(file: BinaryIO, how: int) -> None:
+        assert how == fcntl.LOCK_EX
+        assert file.name
+        path.write_bytes(LINE)
+
+    monkeypatch.setattr("tiercache.device.journal.fcntl.flock", flock)
+    change = CodecJournal(path).choose("kimi", "bf16", who="ops", at=3.0)
+    assert change == Change(3.0, "ops", "kimi", "int8", "bf16")
+    assert CodecJournal(path).read().changes[-1] == change

@@ -63,6 +63,11 @@ class Machine(RuleBasedStateMachine):
     def donate(self, run: Run) -> Checkpoint:
         return self.model.donate(run) if run in self.model.runs else Checkpoint(-1)
 
+    @rule(target=runs, kept=kept, last=st.booleans())
+    def adopt(self, kept: Checkpoint, last: bool) -> Run:  # noqa: FBT001 - hypothesis draws it
+        known = kept in self.model.kept
+        return (self.model.adopt(kept, last=last) if known else None) or Run(-1)
+
     @rule(kept=kept)
     def settle(self, kept: Checkpoint) -> None:
         if kept in self.model.kept:

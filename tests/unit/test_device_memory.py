@@ -285,6 +285,28 @@ def test_int8_saves_what_it_should(name: str) -> None:
         assert (small + conv) / (full + conv) <= whole
 
 
+LIMITS = {128: (0.258, 0.516), 64: (0.266, 0.532), 16: (0.313, 0.625)}
+"""Of float32 and bfloat16, by how many values share a scale: 1/4 + 1/n, and 1/2 + 2/n."""
+
+SHARED = {
+    **dict.fromkeys(MODELS, 128),
+    **{name: 64 for name in MODELS if name.startswith(("Nemotron", "Granite"))},
+    **dict.fromkeys(("Jamba2-Mini", "Jamba-1.5-Large"), 16),
+}
+"""d_v; for Mamba1, whose states are channels, d_state."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_int8_saves_at_most_follows_from_what_shares_a_scale(name: str) -> None:
+    for dtype, item, limit in zip(
+        ("float32", "bfloat16"), (4, 2), LIMITS[SHARED[name]], strict=True
+    ):
+        layout = described(name, Dtypes(dtype))
+        full, small = (nbytes(layout, Kind.RECURRENT, codec) for codec in ("native", "int8"))
+        assert small / full == pytest.approx(1 / item + 4 / item / SHARED[name])
+        assert small / full <= limit
+
+
 @pytest.mark.parametrize(
     ("name", "describe"),
     [("kimi_linear", kda), ("bailing_hybrid", kda), ("qwen3_next", gdn), ("qwen3_5_moe", gdn),

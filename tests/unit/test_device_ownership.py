@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from tiercache.device import CODECS, Checkpoint, Hold, Run, Skipped, Stale, Standing, Turn
-from tiercache.device.ownership import NO_ACTIVE_SLOT, NO_CHECKPOINT_SLOT, TOO_OFTEN_QUANTISED
-from tiercache.device.slots import Private
+from tiercache.device.ownership import (
+    NO_ACTIVE_SLOT,
+    NO_CHECKPOINT_SLOT,
+    SLOT_IN_USE,
+    TOO_OFTEN_QUANTISED,
+)
+from tiercache.device.slots import Private, Shared
 from tiercache.testing.histories import owner_of, read, slot_of, started, write
 
 torch.set_num_threads(1)
@@ -186,6 +191,47 @@ def test_a_checkpoint_of_nothing_is_a_mistake() -> None:
         with pytest.raises(ValueError, match="at least one token"):
             call(run, 0)
     assert len(owner.active.table) == 1
+
+
+def test_a_run_takes_over_what_was_donated() -> None:
+    owner = owner_of("int8", idle=1)
+    checkpoint = owner.donate(started(owner, 9), 8)
+    assert isinstance(checkpoint, Checkpoint)
+    place = owner.place(checkpoint)
+    hold = owner.hold(checkpoint)
+    assert isinstance(hold, Hold)
+    assert owner.adopt(checkpoint) == owner.adopt(checkpoint, last=True) == Skipped(SLOT_IN_USE)
+    hold.release()
+    run = owner.adopt(checkpoint)
+    assert isinstance(run, Run)
+    assert place == (owner.active.store, slot_of(owner, run))
+    assert (read(owner, slot_of(owner, run)), owner.rounded(run)) == ({9}, 0)
+    assert owner.standing(checkpoint) == Standing(8, "int8", 0, active=False)
+    assert owner.adopt(checkpoint) == Skipped(NO_ACTIVE_SLOT)
+    write(owner, slot_of(owner, run), 5)
+    other = owner.donate(run, 9)
+    assert isinstance(other, Checkpoint)
+    assert owner.adopt(other) == Skipped(NO_CHECKPOINT_SLOT)
+    last = owner.adopt(other, last=True)
+    assert isinstance(last, Run)
+    assert read(owner, slot_of(owner, last)) == {5}
+    assert owner.adopt(other) == owner.standing(other) == Stale("checkpoint")
+    assert (len(owner.active.table), len(owner.checkpoints.table)) == (1, 1)
+    owner.check()
+
+
+def test_a_slot_that_was_taken_back_is_stale_to_its_readers() -> None:
+    owner = owner_of()
+    slot = owner.active.take()
+    assert slot is not None
+    shared = owner.active.table.share(slot)
+    assert isinstance(shared, Shared)
+    private = owner.active.table.reclaim(shared)
+    assert isinstance(private, Private)
+    assert owner.active.table.reclaim(shared) == owner.active.table.give(shared) == Stale("slot")
+    assert not owner.active.table.held(private)
+    assert owner.active.table.give(private) is None
+    assert not owner.active.table.held(private)
 
 
 def test_handles_of_another_owner_are_stale() -> None:

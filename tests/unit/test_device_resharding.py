@@ -200,6 +200,20 @@ def test_what_is_not_covered_is_said() -> None:
         assemble(case.part, 0, [short], Shard(0, 1))
 
 
+def test_copies_of_one_piece_must_be_equal() -> None:
+    """Of two that differ, one is damaged or of another state: neither is as good as the other."""
+    case = CASES["kda recurrent"]
+    (piece,) = stored(case, case.part, whole_state(case.part), 1)
+    copy = bytearray(piece.data)
+    twice = [piece, Held(piece.shard, memoryview(copy))]
+    assert assemble(case.part, 0, twice, piece.shard) == piece.data
+    copy[-1] ^= 1
+    for pieces in (twice, [piece, Held(piece.shard, piece.data[1:])]):
+        for order in (pieces, pieces[::-1]):
+            with pytest.raises(LayoutError, match="come with different bytes"):
+                assemble(case.part, 0, order, Shard(0, 1))
+
+
 def test_a_whole_object_splits_for_any_size() -> None:
     case = CASES["gdn conv"]
     whole = whole_state(case.part)

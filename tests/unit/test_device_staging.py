@@ -28,8 +28,8 @@ from tiercache.device.staging import NO_HOST_MEMORY, Staging, readable
 from tiercache.errors import LayoutError
 from tiercache.state import Chain, Shard
 from tiercache.testing.devices import (
-    CHAIN,
     LAYOUT,
+    PROMPT,
     LaterLane,
     SavingNode,
     kept,
@@ -48,7 +48,7 @@ def test_a_slot_goes_out_and_comes_back(codec: str) -> None:
     tier = tier_of(codec, DirectOutlet(node))
     run = run_with(tier, 3)
     kept(tier, run, 7)
-    assert tier.demote(CHAIN.digest_at(7)) is None
+    assert tier.demote(PROMPT, 7) is None
     tier.poll()
     assert len(tier) == 0
     blobs = node.saved[7]
@@ -58,13 +58,13 @@ def test_a_slot_goes_out_and_comes_back(codec: str) -> None:
         if blob.codec == "native":
             part = LAYOUT.part(blob.part)
             assert blob.data.nbytes == part.nbytes(0, part.whole)
-    found = tier.restore("r2", CHAIN, 7, blobs)
+    found = tier.restore(PROMPT, 7, blobs)
     assert isinstance(found, Restored)
     assert found.fence.done()
     assert read(tier, found.run) == 3
     lossy = codec != "native"
     assert tier.owner.rounded(found.run) == (1 if lossy else 0)
-    again = tier.find(CHAIN, 99)
+    again = tier.find(PROMPT, 99)
     assert again is not None
     assert again[0] == 7
 
@@ -91,7 +91,7 @@ def test_the_bytes_are_those_of_the_object() -> None:
 def test_no_host_memory_is_a_skip_and_lets_go() -> None:
     tier = tier_of(host_bytes_max=10)
     kept(tier, run_with(tier, 3), 7)
-    assert tier.demote(CHAIN.digest_at(7)) == Skipped(NO_HOST_MEMORY)
+    assert tier.demote(PROMPT, 7) == Skipped(NO_HOST_MEMORY)
     assert tier.counters[f"lost_{NO_HOST_MEMORY}"] == 1
     assert len(tier.owner.checkpoints.table) == 0
 
@@ -115,12 +115,12 @@ def test_blobs_that_do_not_fit_are_refused_before_anything_is_written(
     node = SavingNode()
     native = tier_of("native", DirectOutlet(node))
     kept(native, run_with(native, 3), 7)
-    native.demote(CHAIN.digest_at(7))
+    native.demote(PROMPT, 7)
     native.poll()
     assert callable(change)
     for tier in (tier_of("native"), tier_of("bf16")):
         with pytest.raises(LayoutError, match=why):
-            tier.restore("r", CHAIN, 7, change(node.saved[7]))
+            tier.restore(PROMPT, 7, change(node.saved[7]))
         assert len(tier.owner.active.table) == len(tier.owner.checkpoints.table) == 0
 
 
@@ -145,7 +145,7 @@ def test_a_slot_is_not_used_again_while_it_is_copied_out() -> None:
     run = run_with(tier, 3)
     kept(tier, run, 7)
     write(tier, run, 4)
-    assert tier.keep(run, "r", CHAIN, 8) == Skipped("no_checkpoint_slot")
+    assert tier.keep(run, PROMPT, 8) == Skipped("no_checkpoint_slot")
     tier.poll()
     assert not node.saved
     assert tier.owner.checkpoints.take() is None
@@ -161,10 +161,10 @@ def test_a_run_that_ends_while_its_state_arrives_frees_nothing_early() -> None:
     node = SavingNode()
     giver = tier_of("native", DirectOutlet(node))
     kept(giver, run_with(giver, 3), 7)
-    giver.demote(CHAIN.digest_at(7))
+    giver.demote(PROMPT, 7)
     giver.poll()
     tier = tier_of("int8", DirectOutlet(node), lane, slots=(1, 2))
-    found = tier.restore("r", CHAIN, 7, node.saved[7])
+    found = tier.restore(PROMPT, 7, node.saved[7])
     assert isinstance(found, Restored)
     assert not found.fence.done()
     tier.owner.clear(found.run)
@@ -191,14 +191,14 @@ def test_host_memory_comes_back_when_the_node_has_it() -> None:
     room = tier.host_bytes_left
     for tokens in (7, 8, 9):
         kept(tier, run, tokens)
-    tier.demote(CHAIN.digest_at(7))
+    tier.demote(PROMPT, 7)
     tier.poll()
     started.wait()
     assert tier.host_bytes_left < room
     assert len(tier.owner.checkpoints.table) == 2
-    tier.demote(CHAIN.digest_at(8))
+    tier.demote(PROMPT, 8)
     tier.poll()
-    tier.demote(CHAIN.digest_at(9))
+    tier.demote(PROMPT, 9)
     tier.poll()
     assert tier.counters["lost_declined"] == 1
     go_on.set()
@@ -225,9 +225,19 @@ def test_an_outward_copy_cannot_be_read_too_early_or_too_late() -> None:
     assert not copy.done()
     lane.go_on()
     assert copy.done()
-    assert copy.blobs()
+    (kept_blob, _), (again, _) = copy.blobs(), copy.blobs()
+    assert kept_blob.data.readonly
+    with pytest.raises(TypeError, match="read-only"):
+        kept_blob.data[0] = 1
+    array, tensor = np.frombuffer(again.data, np.uint8), readable(again.data)
+    held, content = readable(kept_blob.data), bytes(again.data)
     copy.close()
     copy.close()
+    assert staging.host_bytes_left == 1 << 20
+    with pytest.raises(ValueError, match="released"):
+        bytes(again.data)
+    assert bytes(array) == bytes(tensor.numpy()) == content  # Made before: theirs, and unchanged.
+    assert held.numel()
     with pytest.raises(ValueError, match="not any more"):
         copy.blobs()
 
@@ -247,7 +257,7 @@ def test_a_mistake_in_saving_loses_no_memory_and_is_seen(monkeypatch: pytest.Mon
     direct = tier_of("native", DirectOutlet(Broken()))
     room = direct.host_bytes_left
     kept(direct, run_with(direct, 3), 7)
-    direct.demote(CHAIN.digest_at(7))
+    direct.demote(PROMPT, 7)
     with pytest.raises(LayoutError, match="mistaken"):
         direct.poll()
     assert direct.host_bytes_left == room
@@ -257,12 +267,12 @@ def test_a_mistake_in_saving_loses_no_memory_and_is_seen(monkeypatch: pytest.Mon
     tier = tier_of("native", outlet)
     run = run_with(tier, 3)
     kept(tier, run, 7)
-    tier.demote(CHAIN.digest_at(7))
+    tier.demote(PROMPT, 7)
     tier.poll()
     outlet.close()
     assert seen == ["mistaken"]
     kept(tier, run, 8)
-    tier.demote(CHAIN.digest_at(8))
+    tier.demote(PROMPT, 8)
     tier.poll()
     assert tier.counters["lost_declined"] == 1
     assert tier.host_bytes_left == room
@@ -289,7 +299,7 @@ def test_what_waits_behind_a_mistake_is_given_back(monkeypatch: pytest.MonkeyPat
     run = run_with(tier, 3)
     for tokens in (7, 8):
         kept(tier, run, tokens)
-        tier.demote(CHAIN.digest_at(tokens))
+        tier.demote(PROMPT, tokens)
         tier.poll()
         while tokens == 7 and not outlet._waiting.empty():
             threading.Event().wait(0.001)
@@ -314,7 +324,7 @@ def test_a_copy_that_cannot_begin_keeps_no_slot() -> None:
     run = run_with(tier, 3)
     kept(tier, run, 7)
     with pytest.raises(RuntimeError, match="no copy"):
-        tier.demote(CHAIN.digest_at(7))
+        tier.demote(PROMPT, 7)
     assert len(tier.owner.checkpoints.table) == 0
     assert tier.host_bytes_left == room
     with pytest.raises(RuntimeError, match="no copy"):

@@ -240,11 +240,21 @@ def test_a_unit_is_given_back_once() -> None:
     assert first is not None
     assert second is not None
     pool.give("kv", first)
-    with pytest.raises(AssertionError, match="is free"):
+    before = pool.usage()
+    with pytest.raises(ValueError, match="'kv' that is taken"):
         pool.give("kv", first)
+    assert pool.usage() == before
     pool.give("kv", second)
-    with pytest.raises(AssertionError, match="is not taken"):
-        pool.give("kv", second)
+    for name, number in (("kv", second), ("kv", -1), ("kv", pool.count("kv")), ("active", 0)):
+        with pytest.raises(ValueError, match="that is taken"):
+            pool.give(name, number)
+    assert pool.usage().gap == NBYTES
+    idle = pool.take("idle")
+    assert idle is not None
+    slab = idle // (SLABS[End.HIGH] // pool.stride("idle"))
+    with pytest.raises(ValueError, match="'active' that is taken"):
+        pool.give("active", slab)  # A unit of another kind lies there.
+    pool.give("idle", idle)
 
 
 # --- pools in it

@@ -74,7 +74,7 @@ def test_slots_within_one_pool() -> None:
     before = pool.clone()
     copy_slots(pool, torch.tensor([0, 1]), pool, torch.tensor([3, 2]))
     assert same(pool, before[:, [0, 1, 1, 0]])
-    with pytest.raises(ValueError, match=r"slots \[1\] are source and target"):
+    with pytest.raises(ValueError, match=r"are source and target of one copy"):
         copy_slots(pool, torch.tensor([0, 1]), pool, torch.tensor([1, 2]))
 
 
@@ -316,3 +316,39 @@ def test_places_that_share_memory_are_not_written() -> None:
     with pytest.raises(ValueError, match="overlaps itself"):
         scatter_pages(pool[0], one[0], both)
     copy_slots(one, both, pool.transpose(0, 1).contiguous().transpose(0, 1), both)
+
+
+def test_what_is_read_is_not_written() -> None:
+    """Two views of one buffer, place by place: the order of a copy must not decide what it leaves."""
+    buffer = torch.arange(240.0)
+    pages = buffer[:96].view(12, 8)
+    overlapping = r"are source and target of one copy"
+    with pytest.raises(ValueError, match=overlapping):
+        gather_pages(pages, torch.tensor([3, 1]), pages)
+    with pytest.raises(ValueError, match=overlapping):
+        scatter_pages(pages, pages, torch.tensor([5, 0]))
+    with pytest.raises(ValueError, match=overlapping):
+        gather_pages(pages, torch.tensor([0]), buffer[4:12].view(1, 8))
+    with pytest.raises(ValueError, match=overlapping):
+        scatter_pages(buffer[95:103].view(1, 8), pages, torch.tensor([11]))
+    slots = buffer[:96].view(2, 6, 8)
+    with pytest.raises(ValueError, match=overlapping):
+        copy_slots(slots[:, 1:], torch.tensor([0]), slots, torch.tensor([1]))
+    assert torch.equal(buffer, torch.arange(240.0))
+    # Pages and staging between one another in one buffer, as in a unified pool: nothing meets.
+    interleaved = buffer.as_strided((6, 8), (40, 1))
+    gather_pages(interleaved, torch.tensor([0, 5]), buffer.as_strided((2, 8), (40, 1), 8))
+    assert buffer[8:16].tolist() == list(range(8))
+    assert buffer[48:56].tolist() == list(range(200, 208))
+    gather_pages(pages, torch.tensor([3]), pages)  # Row 0 is written, and page 3 is read.
+    assert torch.equal(pages[0], pages[3])
+    none = torch.zeros(0, dtype=torch.int64)
+    gather_pages(pages, none, pages)
+    copy_slots(slots[:, :0], none, slots, none)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs numbers on a device")
+def test_numbers_on_the_device_are_trusted_but_for_pages_into_themselves() -> None:
+    pages = torch.zeros(4, 8, device="cuda")
+    with pytest.raises(ValueError, match="source and target of one copy"):
+        gather_pages(pages, torch.tensor([3], device="cuda"), pages)

@@ -5,49 +5,64 @@ torch tensors of any device. One thread owns all of it: the one that schedules t
 """
 
 from tiercache.device.blocks import Block, StateBlocks
+from tiercache.device.cabinet import Cabinet, Stats, Terms
 from tiercache.device.codecs import CODECS, Codec, codec_in, codec_named, encoded
+from tiercache.device.engine_states import EngineStates
 from tiercache.device.gathering import gather
+from tiercache.device.handles import Checkpoint, Run, Standing, Turn
+from tiercache.device.index import Entry, Index, Prompt
 from tiercache.device.journal import Change, CodecJournal
 from tiercache.device.lanes import Fence, HostLane, Lane, lane_for
+from tiercache.device.leaving import Demoted, Outlet
+from tiercache.device.marked import MarkedTier
 from tiercache.device.outlets import DirectOutlet, ThreadOutlet
-from tiercache.device.ownership import (
-    REQUANTISED_MAX,
-    Checkpoint,
-    Ownership,
-    Run,
-    Standing,
-    Turn,
-)
+from tiercache.device.ownership import REQUANTISED_MAX, Ownership
 from tiercache.device.pages import PagedBlocks
-from tiercache.device.placement import LeastRecent, Pinned, Placement
+from tiercache.device.placement import (
+    PLACEMENTS,
+    CostAware,
+    LeastRecent,
+    Pinned,
+    Placement,
+    Policies,
+    Worth,
+    placement_named,
+)
 from tiercache.device.pools import ActivePool, CheckpointPool, Seat, Space
 from tiercache.device.registering import Registrar, Registration, cuda_registrar
 from tiercache.device.resharding import Held, assemble, cover, writes
 from tiercache.device.slots import Hold, Private, Shared, Skipped, Slot, Stale
 from tiercache.device.staging import Named, Outward, Staging, readable
-from tiercache.device.tier import Demoted, DeviceTier, Outlet, Policies, Restored
+from tiercache.device.tier import DeviceTier, Restored
 from tiercache.device.unified import End, UnifiedPool, UnitKind, Usage, slab_for
 
 __all__ = [
     "CODECS",
+    "PLACEMENTS",
     "REQUANTISED_MAX",
     "ActivePool",
     "Block",
+    "Cabinet",
     "Change",
     "Checkpoint",
     "CheckpointPool",
     "Codec",
     "CodecJournal",
+    "CostAware",
     "Demoted",
     "DeviceTier",
     "DirectOutlet",
     "End",
+    "EngineStates",
+    "Entry",
     "Fence",
     "Held",
     "Hold",
     "HostLane",
+    "Index",
     "Lane",
     "LeastRecent",
+    "MarkedTier",
     "Named",
     "Outlet",
     "Outward",
@@ -57,6 +72,7 @@ __all__ = [
     "Placement",
     "Policies",
     "Private",
+    "Prompt",
     "Registrar",
     "Registration",
     "Restored",
@@ -70,11 +86,14 @@ __all__ = [
     "Stale",
     "Standing",
     "StateBlocks",
+    "Stats",
+    "Terms",
     "ThreadOutlet",
     "Turn",
     "UnifiedPool",
     "UnitKind",
     "Usage",
+    "Worth",
     "assemble",
     "codec_in",
     "codec_named",
@@ -83,6 +102,7 @@ __all__ = [
     "encoded",
     "gather",
     "lane_for",
+    "placement_named",
     "readable",
     "slab_for",
     "writes",

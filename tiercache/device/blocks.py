@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiercache.device.handles import Run
 from tiercache.device.ownership import (
     NO_CHECKPOINT_SLOT,
     REQUANTISED_MAX,
     TOO_OFTEN_QUANTISED,
     Ownership,
-    Run,
 )
 from tiercache.device.pools import CheckpointPool
 from tiercache.device.slots import Private, Skipped, Stale
@@ -50,8 +50,8 @@ class StateBlocks:
             raise ValueError(f"a block of the pool has {pool.per_block} places, not {len(marks)}")
         self.marks = tuple(marks)
         self.counters: Counter[str] = Counter()
-        self._owner = owner
-        self._pool = pool
+        self.owner = owner
+        self.pool = pool
         self._requantised_max = requantised_max
         self._filled: dict[Block, dict[int, int]] = {}  # Block -> mark -> requantised.
 
@@ -67,7 +67,7 @@ class StateBlocks:
         """
         if start < 0 or start % self.block_tokens:
             raise ValueError(f"blocks of {self.block_tokens} tokens do not start at {start}")
-        slot = self._pool.take()
+        slot = self.pool.take()
         if slot is None:
             return self._skipped(NO_CHECKPOINT_SLOT)
         block = Block(start, slot)
@@ -81,7 +81,7 @@ class StateBlocks:
         reader was offered does not change.
         """
         filled = self._filled.get(block)
-        slot, rounded = self._owner.slot(run), self._owner.rounded(run)
+        slot, rounded = self.owner.slot(run), self.owner.rounded(run)
         if filled is None or isinstance(slot, Stale) or isinstance(rounded, Stale):
             return Stale("block" if filled is None else "run")
         mark = tokens - block.start
@@ -89,11 +89,24 @@ class StateBlocks:
             return self._skipped("no_mark")
         if mark in filled:
             return None
-        if self._pool.lossy and rounded > self._requantised_max:
+        if self.pool.lossy and rounded > self._requantised_max:
             return self._skipped(TOO_OFTEN_QUANTISED)
-        self._pool.encode(self._owner.active, slot, block.slot, self.marks.index(mark))
+        self.pool.encode(self.owner.active, slot, block.slot, self.marks.index(mark))
         filled[mark] = rounded
         return None
+
+    def marks_of(self, block: Block) -> tuple[int, ...]:
+        """Return the token counts at which a block holds a snapshot, in the order they came."""
+        return tuple(block.start + mark for mark in self._filled.get(block, ()))
+
+    def held(self, block: Block, tokens: int) -> tuple[int, int] | Stale:
+        """Return where in the pool's store the snapshot at exactly `tokens` is, to read, and how often it
+        was quantised; Stale when there is none."""
+        mark = tokens - block.start
+        requantised = self._filled.get(block, {}).get(mark)
+        if requantised is None:
+            return Stale("snapshot")
+        return self.pool.place(block.slot, self.marks.index(mark)), requantised
 
     def deepest(self, block: Block, limit: int) -> int:
         """Return the largest token count up to `limit` that the block can restore; 0 when none."""
@@ -108,18 +121,17 @@ class StateBlocks:
         mark = tokens - block.start
         if mark not in filled:
             return self._skipped("no_snapshot")
-        run = self._owner.enter(filled[mark] + self._pool.lossy)
+        run = self.owner.enter()
         if isinstance(run, Run):
-            target = self._owner.slot(run)
-            assert isinstance(target, Private)
-            self._pool.decode(block.slot, self._owner.active, target, self.marks.index(mark))
+            place = self.marks.index(mark)
+            self.owner.decode(run, self.pool, block.slot, filled[mark], place)
         return run
 
     def close(self, block: Block) -> Stale | None:
         """Give the block back, with every snapshot in it."""
         if self._filled.pop(block, None) is None:
             return Stale("block")
-        return self._pool.table.give(block.slot)
+        return self.pool.table.give(block.slot)
 
     def _skipped(self, reason: str) -> Skipped:
         self.counters[f"skipped_{reason}"] += 1

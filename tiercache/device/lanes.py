@@ -56,6 +56,11 @@ class _Passed:
         """Nothing has to wait."""
 
 
+def passed() -> Fence:
+    """Return the fence of copies that are done, or that there were none of."""
+    return _Passed()
+
+
 class HostLane:
     """Copies at once, in the calling thread."""
 
@@ -63,14 +68,15 @@ class HostLane:
         """Copy."""
         for target, source in copies:
             target.copy_(source)
-        return _Passed()
+        return passed()
 
 
 class _Event:
     """The fence of copies on a stream."""
 
-    def __init__(self, event: torch.cuda.Event) -> None:
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event = event
+        self._device = device
 
     def done(self) -> bool:
         """Whether the event has happened."""
@@ -81,8 +87,8 @@ class _Event:
         self._event.synchronize()
 
     def before(self) -> None:
-        """Make the current stream wait for the event."""
-        torch.cuda.current_stream().wait_event(self._event)
+        """Make the current stream of the device wait for the event."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class CudaLane:
@@ -99,7 +105,7 @@ class CudaLane:
             for target, source in copies:
                 target.copy_(source, non_blocking=True)
             event = self._stream.record_event()
-        return _Event(event)
+        return _Event(event, self._device)
 
 
 def lane_for(device: torch.device) -> Lane:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from tiercache.client import Blob, Saved, Scope
-from tiercache.device.tier import Demoted
+from tiercache.device.leaving import Demoted
 from tiercache.state import Chain
 
 _LOOK_S: Final = 0.05
@@ -25,15 +25,14 @@ class Saves(Protocol):
 class DirectOutlet:
     """Saves at once, in the calling thread: for tools and tests, where waiting does no harm."""
 
-    def __init__(self, client: Saves, scope: Scope | None = None) -> None:
+    def __init__(self, client: Saves) -> None:
         self.outcomes: Counter[str] = Counter()
         self._client = client
-        self._scope = scope or Scope()
         self._finished: list[Demoted] = []
 
     def offer(self, demoted: Demoted) -> bool:
         """Save it."""
-        self.outcomes.update(save(self._client, demoted, self._scope))
+        self.outcomes.update(save(self._client, demoted))
         self._finished.append(demoted)
         return True
 
@@ -46,10 +45,9 @@ class DirectOutlet:
 class ThreadOutlet:
     """Saves in a thread of its own; more than `queue_max` waiting ones are declined."""
 
-    def __init__(self, client: Saves, queue_max: int, scope: Scope | None = None) -> None:
+    def __init__(self, client: Saves, queue_max: int) -> None:
         self.outcomes: Counter[str] = Counter()
         self._client = client
-        self._scope = scope or Scope()
         self._waiting: queue.Queue[Demoted | None] = queue.Queue(queue_max)
         self._finished: deque[Demoted] = deque()
         self._thread = threading.Thread(target=self._work, name="tiercache-demote", daemon=True)
@@ -85,12 +83,16 @@ class ThreadOutlet:
     def _work(self) -> None:
         while (demoted := self._waiting.get()) is not None:
             try:
-                self.outcomes.update(save(self._client, demoted, self._scope))
+                self.outcomes.update(save(self._client, demoted))
             finally:
                 self._finished.append(demoted)
 
 
-def save(client: Saves, demoted: Demoted, scope: Scope) -> dict[str, int]:
-    """Offer a checkpoint to the node; return how many of its objects had which outcome."""
-    saved = client.save(demoted.request, demoted.chain, demoted.copy.blobs(), scope=scope)
+def save(client: Saves, demoted: Demoted) -> dict[str, int]:
+    """Offer a checkpoint to the node; return how many of its objects had which outcome.
+
+    Whose it is goes with it: it is saved under the adapter and the salt that it was kept under.
+    """
+    prompt, blobs = demoted.prompt, demoted.copy.blobs()
+    saved = client.save(prompt.request, prompt.chain, blobs, scope=prompt.scope)
     return {"stored": saved.stored, "held": saved.held, **saved.declined}

@@ -7,6 +7,7 @@ read-only and shared. Between them:
     resume     a run with its own copy of a checkpoint, dequantised once; the checkpoint stays
     snapshot   a checkpoint that copies a run's state as it is now
     donate     the run ends and its slot becomes a checkpoint, without a copy
+    adopt      donate undone: a run takes a checkpoint's active slot over, without a copy
     turn       lazy ping-pong: the next step reads one slot and writes a second one, so that what was
                read can stay as a checkpoint without a copy; a second slot exists only at a boundary
     settle     a checkpoint that sits in an active slot moves to the checkpoint pool, in its codec
@@ -18,10 +19,12 @@ steps; on a GPU all work goes to that thread's current stream, in the order of t
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from tiercache.device.handles import Checkpoint, Run, Standing, Turn
 from tiercache.device.pools import ActivePool, CheckpointPool
 from tiercache.device.slots import Hold, Private, Shared, Skipped, SlotTable, Stale
 from tiercache.device.stacks import Store
@@ -33,46 +36,11 @@ REQUANTISED_MAX: Final = 16
 NO_ACTIVE_SLOT: Final = "no_active_slot"
 NO_CHECKPOINT_SLOT: Final = "no_checkpoint_slot"
 TOO_OFTEN_QUANTISED: Final = "requantised_max"
+SLOT_IN_USE: Final = "slot_in_use"
 
 
 _numbers = count(1)
 """Of all owners together: a handle of one is stale at every other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The state of one running request."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """One idle, shared, read-only state."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Slots of the next step: it reads one and writes the other."""
-
-    read: int
-    write: int
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a checkpoint is.
-
-    `tokens`: how many the state contains. `codec`: how its recurrent states are held. `requantised`:
-    how often its bytes were derived from quantised ones. `active`: it sits in an active slot.
-    """
-
-    tokens: int
-    codec: str
-    requantised: int
-    active: bool
 
 
 class _Running:
@@ -130,11 +98,9 @@ class Ownership:
         `rounded`: how often the state that will be written there has been quantised.
         """
         slot = self.active.take()
-        return (
-            self._skipped(NO_ACTIVE_SLOT)
-            if slot is None
-            else self._running(slot, rounded, "entered")
-        )
+        if slot is None:
+            return self._skipped(NO_ACTIVE_SLOT)
+        return self._running(slot, rounded, "entered")
 
     def resume(self, checkpoint: Checkpoint) -> Run | Skipped | Stale:
         """Return a run with a private copy of a checkpoint."""
@@ -150,14 +116,31 @@ class Ownership:
         kept, running = self._kept.get(checkpoint.number), self._runs.get(run.number)
         if kept is None or running is None:
             return Stale("run" if running is None else "checkpoint")
-        running.rounded = kept.standing.requantised
         if kept.standing.active:
+            running.rounded = kept.standing.requantised
             copy(self.active.store, kept.slot.number, running.slot.number)
         else:
-            self.checkpoints.decode(kept.slot, self.active, running.slot)
-            running.rounded += self.checkpoints.lossy
+            self.decode(run, self.checkpoints, kept.slot, kept.standing.requantised)
         self.counters["resumed"] += 1
         return None
+
+    def decode(
+        self,
+        run: Run,
+        pool: CheckpointPool,
+        slot: Private | Shared,
+        requantised: int,
+        index: int = 0,
+    ) -> Stale | None:
+        """Write one place of a slot of some pool of this seat into a run's, over whatever is there.
+
+        `requantised`: of the bytes in that place.
+        """
+        running = self._runs.get(run.number)
+        if running is None:
+            return Stale("run")
+        running.rounded = requantised + pool.lossy
+        return pool.decode(slot, self.active, running.slot, index)
 
     def slot(self, run: Run) -> Private | Stale:
         """Return the slot with the run's state: the one to compute on when there is no turn."""
@@ -207,7 +190,9 @@ class Ownership:
         if running is None:
             return Stale("run")
         found = self._encoded(running.slot, running.rounded)
-        return found if isinstance(found, Skipped) else self._keep(found, tokens, running.rounded)
+        if isinstance(found, Skipped):
+            return found
+        return self._kept_as(self._idle(found, tokens, running.rounded), "snapshots")
 
     def donate(self, run: Run, tokens: int) -> Checkpoint | Stale:
         """End the run; its slot is a checkpoint at `tokens` tokens from now on. Nothing is copied."""
@@ -219,6 +204,29 @@ class Ownership:
             self.active.table.give(running.target)
         return self._keep_active(running.slot, tokens, running.rounded, "donated")
 
+    def adopt(self, checkpoint: Checkpoint, *, last: bool = False) -> Run | Skipped | Stale:
+        """Return a run that owns the active slot of a checkpoint from now on: `donate` undone.
+
+        A copy in the pool is the checkpoint then; with `last` there is none, and the checkpoint ends.
+        Skipped without room for it, when somebody has a hold on the slot, or it is in no active slot.
+        """
+        kept = self._kept.get(checkpoint.number)
+        if kept is None:
+            return Stale("checkpoint")
+        rounded = kept.standing.requantised
+        if not kept.standing.active or self.active.table.held(kept.slot):
+            return self._skipped(SLOT_IN_USE if kept.standing.active else NO_ACTIVE_SLOT)
+        if last:
+            del self._kept[checkpoint.number]
+        else:
+            found = self._encoded(kept.slot, rounded)
+            if isinstance(found, Skipped):
+                return found
+            self._kept[checkpoint.number] = self._idle(found, kept.standing.tokens, rounded)
+        slot = self.active.table.reclaim(kept.slot)
+        assert isinstance(slot, Private)
+        return self._running(slot, rounded, "adopted")
+
     def settle(self, checkpoint: Checkpoint) -> Skipped | Stale | None:
         """Move a checkpoint out of its active slot; nothing to do when it is in the other pool."""
         kept = self._kept.get(checkpoint.number)
@@ -226,15 +234,12 @@ class Ownership:
             return Stale("checkpoint")
         if not kept.standing.active:
             return None
-        standing = kept.standing
-        found = self._encoded(kept.slot, standing.requantised)
+        rounded = kept.standing.requantised
+        found = self._encoded(kept.slot, rounded)
         if isinstance(found, Skipped):
             return found
         self.active.table.give(kept.slot)
-        self._kept[checkpoint.number] = _Kept(
-            found,
-            Standing(standing.tokens, self.checkpoints.codec.name, standing.requantised, False),
-        )
+        self._kept[checkpoint.number] = self._idle(found, kept.standing.tokens, rounded)
         self.counters["settled"] += 1
         return None
 
@@ -254,7 +259,7 @@ class Ownership:
         self._receiving.discard(slot)
         shared = self.checkpoints.table.share(slot)
         assert isinstance(shared, Shared)
-        return self._keep(shared, tokens, requantised)
+        return self._kept_as(self._idle(shared, tokens, requantised), "snapshots")
 
     def refused(self, slot: Private) -> Stale | None:
         """A slot from `receive` will not become a checkpoint."""
@@ -279,8 +284,6 @@ class Ownership:
         """Keep a checkpoint's bytes where they are until the hold is released, also when it ends."""
         kept = self._kept.get(checkpoint.number)
         return Stale("checkpoint") if kept is None else self._pool(kept)[1].hold(kept.slot)
-
-    # --- ends
 
     def clear(self, what: Run | Checkpoint) -> Stale | None:
         """Let go of every slot that a run or a checkpoint stands for."""
@@ -310,18 +313,13 @@ class Ownership:
 
     def check(self) -> None:
         """Raise AssertionError when slots and owners do not add up."""
-        active = [run.slot for run in self._runs.values()]
-        active += [run.target for run in self._runs.values() if run.target is not None]
-        mine: list[Private | Shared] = [*active]
+        mine: list[Private | Shared] = [run.slot for run in self._runs.values()]
+        mine += [run.target for run in self._runs.values() if run.target is not None]
         mine += [kept.slot for kept in self._kept.values() if kept.standing.active]
         others: list[Private | Shared] = [*self._receiving]
         others += [kept.slot for kept in self._kept.values() if not kept.standing.active]
-        for table, slots in ((self.active.table, mine), (self.checkpoints.table, others)):
-            assert all(table.valid(slot) for slot in slots), "an owner has lost its slot"
-            assert len({slot.number for slot in slots}) == len(slots), "a slot has two owners"
-            assert len(table) - table.lingering == len(slots), "a slot has no owner"
-
-    # --- small things
+        _check_owned(self.active.table, mine)
+        _check_owned(self.checkpoints.table, others)
 
     def _running(self, slot: Private, rounded: int, how: str) -> Run:
         run = Run(next(_numbers))
@@ -341,10 +339,6 @@ class Ownership:
         assert isinstance(shared, Shared)
         return shared
 
-    def _keep(self, slot: Shared, tokens: int, requantised: int) -> Checkpoint:
-        standing = Standing(tokens, self.checkpoints.codec.name, requantised, active=False)
-        return self._kept_as(_Kept(slot, standing), "snapshots")
-
     def _keep_active(self, slot: Private, tokens: int, rounded: int, how: str) -> Checkpoint:
         shared = self.active.table.share(slot)
         assert isinstance(shared, Shared)
@@ -356,6 +350,10 @@ class Ownership:
         self.counters[how] += 1
         return checkpoint
 
+    def _idle(self, slot: Shared, tokens: int, requantised: int) -> _Kept:
+        codec = self.checkpoints.codec.name
+        return _Kept(slot, Standing(tokens, codec, requantised, active=False))
+
     def _pool(self, kept: _Kept) -> tuple[Store, SlotTable]:
         pool = self.active if kept.standing.active else self.checkpoints
         return pool.store, pool.table
@@ -363,6 +361,12 @@ class Ownership:
     def _skipped(self, reason: str) -> Skipped:
         self.counters[f"skipped_{reason}"] += 1
         return Skipped(reason)
+
+
+def _check_owned(table: SlotTable, slots: Sequence[Private | Shared]) -> None:
+    assert all(table.valid(slot) for slot in slots), "an owner has lost its slot"
+    assert len({slot.number for slot in slots}) == len(slots), "a slot has two owners"
+    assert len(table) - table.lingering == len(slots), "a slot has no owner"
 
 
 def _check_tokens(tokens: int) -> None:

@@ -5,8 +5,9 @@ states behind would be worse than none. What a slot number means, and for how lo
 a stale one is answered with `Stale` before anything is read or written. Not thread-safe.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -60,6 +61,9 @@ class Seat:
         return Store(parts, self.shards, slots, device=self.device, memory=memory)
 
 
+if TYPE_CHECKING:
+    from tiercache.device.engine_states import EngineStates
+
 Freed = Callable[[Store, int], None]
 """Called with a store and the number of one of its slots that has just become free."""
 
@@ -102,9 +106,10 @@ class ActivePool:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """A native stack, and the encoded stacks that hold it, as indices."""
+    """A native stack with the names of its layers, and the encoded stacks that hold it, as indices."""
 
     native: int
+    names: tuple[str, ...]
     forms: tuple[int, ...]
 
 
@@ -175,6 +180,40 @@ class CheckpointPool:
             self.codec.decode(forms, ours, active.store.tensors[route.native], theirs)
         return None
 
+    def encode_from(self, states: "EngineStates", slot: int, target: Private) -> Stale | None:
+        """Write a checkpoint of an engine's own slot into a block of one place."""
+        if not self.table.valid(target):
+            return Stale("slot")
+        ours = self.store.index(self.place(target))
+        for name, forms in self._layers():
+            view, theirs = states.layer(name), self.store.index(slot)
+            if not states.dense(name):
+                view, theirs = view[:, slot : slot + 1].contiguous(), self.store.index(0)
+            self.codec.encode(view, theirs, forms, ours)
+        return None
+
+    def decode_into(self, source: Shared, states: "EngineStates", slot: int) -> Stale | None:
+        """Write a block of one place into an engine's own slot."""
+        if not self.table.valid(source):
+            return Stale("slot")
+        ours = self.store.index(self.place(source))
+        for name, forms in self._layers():
+            view = states.layer(name)
+            if states.dense(name):
+                self.codec.decode(forms, ours, view, self.store.index(slot))
+            else:
+                row = view[:, slot : slot + 1]
+                dense = torch.empty(row.shape, dtype=row.dtype, device=row.device)
+                self.codec.decode(forms, ours, dense, self.store.index(0))
+                row.copy_(dense)
+        return None
+
+    def _layers(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        """Yield each native tensor's name, with the tensors `[1, slots, ...]` that hold it."""
+        for route in self._routes:
+            for at, name in enumerate(route.names):
+                yield name, [self.store.tensors[form][at : at + 1] for form in route.forms]
+
     def codec_in(self, part: str) -> str:
         """Return the codec's name in the keys of `part`."""
         return codec_in(self.codec, self.seat.layout.part(part))
@@ -201,5 +240,5 @@ def _routes(seat: Seat, codec: Codec, store: Store) -> tuple[_Route, ...]:
             raise LayoutError(
                 f"codec {codec.name!r} mixes states of {stack.part!r} that are kept apart"
             )
-        routes.append(_Route(at, tuple(found[stack.part, names] for names in columns)))
+        routes.append(_Route(at, stack.names, tuple(found[stack.part, names] for names in columns)))
     return tuple(routes)

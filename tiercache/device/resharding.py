@@ -57,10 +57,14 @@ def writes(part: Part, ranks: int, rank: int) -> bool:
 def assemble(part: Part, tokens: int, pieces: Sequence[Held], wanted: Shard) -> memoryview:
     """Return the bytes of the object of `wanted` from pieces that cover it; they may overlap.
 
-    `tokens` is 0 for a snapshot. Raises LayoutError when the pieces do not cover it, or one has
-    another size than its shard's.
+    `tokens` is 0 for a snapshot. Raises LayoutError when the pieces do not cover it, one has another
+    size than its shard's, or two of one shard have different bytes: which is right, nobody can say.
     """
-    by_shard = {piece.shard: piece.data for piece in pieces}
+    by_shard: dict[Shard, memoryview] = {}
+    for piece in pieces:
+        first = by_shard.setdefault(piece.shard, piece.data)
+        if first is not piece.data and first.cast("B") != piece.data.cast("B"):
+            raise LayoutError(f"part {part.name!r}: units {piece.shard} come with different bytes")
     chosen = cover(list(by_shard), wanted)
     if chosen is None:
         ranges = ", ".join(str(shard) for shard in sorted(by_shard))

@@ -151,6 +151,19 @@ class SlotTable:
         self._taken[slot.number].generation = generation
         return Shared(slot.number, generation)
 
+    def reclaim(self, slot: Shared) -> Private | Stale:
+        """Change the owner back: the slot is one run's again, under a new handle; `slot` is stale."""
+        if not self.valid(slot):
+            return Stale("slot")
+        generation = next(_generations)
+        self._taken[slot.number].generation = generation
+        return Private(slot.number, generation)
+
+    def held(self, slot: Slot) -> bool:
+        """Whether anybody has a hold on the slot."""
+        taking = self._taken.get(slot.number)
+        return taking is not None and taking.holds > 0
+
     def give(self, slot: Slot) -> Stale | None:
         """The owner lets go. The slot is free at once, or with its last hold."""
         if not self.valid(slot):

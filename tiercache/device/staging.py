@@ -10,6 +10,7 @@ Host memory for outward copies is bounded by `host_bytes_max`; beyond, an outwar
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,6 +45,7 @@ class Outward:
     _hold: Hold
     _closed: Callable[[int], None]
     _open: bool = field(default=True)
+    _views: list[memoryview] = field(default_factory=list)
 
     def done(self) -> bool:
         """Whether the bytes are there; from then on the slot may be used again. Never blocks."""
@@ -58,14 +60,17 @@ class Outward:
         self._hold.release()
 
     def blobs(self) -> list[Blob]:
-        """Return one blob per part; ValueError before `done`, or after `close`."""
+        """Return one blob per part; ValueError before `done`, or after `close`.
+
+        Read-only views, which end with `close`: to touch one afterwards raises ValueError.
+        """
         if not (self._open and self.fence.done()):
             raise ValueError("the bytes are not there yet, or not any more")
         return [
             Blob(
                 part=name,
                 end=self.named.end,
-                data=buffer.numpy().data,
+                data=self._view(buffer),
                 codec=self.named.codecs[name],
                 requantised=self.named.requantised,
             )
@@ -73,12 +78,25 @@ class Outward:
         ]
 
     def close(self) -> None:
-        """Give the host memory back, after waiting for the copy. Idempotent."""
+        """Give the host memory back, after waiting for the copy. Idempotent.
+
+        An array that was made of a blob's `data` stays as it is, and keeps its memory: no bytes of
+        another copy are ever written there.
+        """
         if self._open:
             self.wait()
             self._open = False
+            for view in self._views:
+                with suppress(BufferError):  # Somebody's array holds it, see above.
+                    view.release()
+            self._views.clear()
             self._closed(sum(buffer.numel() for buffer in self._buffers.values()))
             self._buffers = {}
+
+    def _view(self, buffer: torch.Tensor) -> memoryview:
+        view = buffer.numpy().data.toreadonly()
+        self._views.append(view)
+        return view
 
 
 class Staging:
@@ -129,7 +147,7 @@ class Staging:
         copies: list[Copy] = []
         for name, blob in found.items():
             shard, nbytes = self._store.part(name)[1], self._store.object_nbytes(name)
-            if blob.data.nbytes != nbytes or blob.shard not in (None, shard):
+            if blob.data.nbytes != nbytes or blob.more or blob.shard not in (None, shard):
                 raise LayoutError(
                     f"part {name!r}: {blob.data.nbytes} bytes for units {blob.shard}, not {nbytes} "
                     f"for {shard}"

@@ -136,9 +136,8 @@ class _Side:
 
     def give(self, name: str, number: int, unit: int) -> None:
         kind, slab = self.kinds[name], self.slabs.get(number)
-        assert slab is not None, f"unit {unit} of slab {number} is not taken"
-        assert slab.kind is kind, f"slab {number} is of another kind"
-        assert unit not in slab.free, f"unit {unit} of slab {number} is free"
+        if slab is None or slab.kind is not kind or unit in slab.free:
+            raise ValueError(f"unit {unit} of slab {number} is not one of {name!r} that is taken")
         kind.taken -= 1
         if not slab.free:
             heapq.heappush(kind.open, number)
@@ -210,7 +209,7 @@ class UnifiedPool:
         return None if found is None else self._number(side, name, *found)
 
     def give(self, name: str, number: int) -> None:
-        """Take a unit back; AssertionError when it is not taken."""
+        """Take a unit back; ValueError, and nothing changes, when it is not taken."""
         side = self._sides[self._ends[name]]
         slab, unit = divmod(number, side.kinds[name].per_slab)
         side.give(name, self._counted(name, side, slab), unit)

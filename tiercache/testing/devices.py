@@ -11,22 +11,24 @@ from tiercache.device import (
     DeviceTier,
     DirectOutlet,
     HostLane,
-    LeastRecent,
     Outlet,
     Ownership,
     Policies,
+    Prompt,
     Run,
     Seat,
 )
 from tiercache.device.kinds import Columns, Heads, conv_qkv, recurrent
 from tiercache.device.lanes import Copy
 from tiercache.device.slots import Private
-from tiercache.state import Chain, Layout
+from tiercache.state import Chain, Layout, Namespace
 
 LAYOUT = Layout(
     (recurrent(Heads(range(2), 4, 4, 4)), conv_qkv(Columns(range(2), 3), (4, 2), (4, 2))), 16
 )
+NAMESPACE = Namespace.of(LAYOUT, model="device", weights="w", tokenizer="t")
 CHAIN = Chain(range(100), 16)
+PROMPT = Prompt("r", CHAIN)
 
 
 class LaterLane:
@@ -42,10 +44,17 @@ class LaterLane:
         return fence
 
     def go_on(self) -> None:
-        """Do the oldest batch."""
+        """Do the oldest batch, and say that it is done."""
         copies, fence = self.queue.pop(0)
-        HostLane().run(copies)
+        fence.copy(copies)
         fence.passed = True
+
+    def before(self, fence: "LaterFence") -> None:
+        """Do all up to one batch, as a stream would before what is queued next; nobody is told yet."""
+        for copies, other in self.queue:
+            other.copy(copies)
+            if other is fence:
+                break
 
 
 class LaterFence:
@@ -53,7 +62,14 @@ class LaterFence:
 
     def __init__(self, lane: LaterLane) -> None:
         self.passed = False
+        self._copied = False
         self._lane = lane
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Do the batch, once."""
+        if not self._copied:
+            HostLane().run(copies)
+            self._copied = True
 
     def done(self) -> bool:
         """Whether the batch was done."""
@@ -65,21 +81,24 @@ class LaterFence:
             self._lane.go_on()
 
     def before(self) -> None:
-        """On a stream, what is queued next would wait. Nothing here reads what has not arrived."""
+        """What is done next finds the batch done, and only `done` does not say so yet."""
+        self._lane.before(self)
 
 
 class SavingNode:
-    """Keeps what is saved, by part; declines everything when told to."""
+    """Keeps what is saved, by where it ends, and the scope of that; declines everything when told to."""
 
     def __init__(self) -> None:
         self.saved: dict[int, list[Blob]] = {}
+        self.scopes: dict[int, Scope] = {}
         self.full = False
 
     def save(self, request: str, chain: Chain, blobs: Sequence[Blob], *, scope: Scope) -> Saved:
         """Keep copies of the blobs by where they end."""
-        del request, chain, scope
+        del request, chain
         if self.full:
             return Saved(0, 0, {"full": len(blobs)})
+        self.scopes[blobs[0].end] = scope
         self.saved[blobs[0].end] = [
             Blob(b.part, b.end, memoryview(bytes(b.data)), 0, b.shard, b.codec, b.requantised)
             for b in blobs
@@ -102,8 +121,9 @@ def tier_of(
     return DeviceTier(
         owner,
         lane or HostLane(),
-        policies or Policies(LeastRecent(), LeastRecent()),
+        policies or Policies.named("least_recent"),
         outlet or DirectOutlet(SavingNode()),
+        namespace=NAMESPACE,
         host_bytes_max=host_bytes_max,
     )
 
@@ -138,6 +158,6 @@ def read(tier: DeviceTier, run: Run) -> float:
 
 def kept(tier: DeviceTier, run: Run, tokens: int) -> Checkpoint:
     """Keep a run's state at `tokens`."""
-    found = tier.keep(run, "r", CHAIN, tokens)
+    found = tier.keep(run, PROMPT, tokens)
     assert isinstance(found, Checkpoint)
     return found
