@@ -12,7 +12,7 @@ ARGS ?=
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check cover fmt fmt-check lint types tidy test bench sim docs clean always
+.PHONY: help setup demo serve check test-engines cover fmt fmt-check lint types tidy test replay bench sim docs clean always
 
 help: ## List the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,7 +28,11 @@ serve: $(READY) ## Run a node in the foreground
 test: $(READY) ## Run every test, those of tidiness included
 	$(PY) -m pytest tests $(ARGS)
 
-check: test cover fmt-check lint types ## All that CI runs
+test-engines: $(READY) ## Drive real vLLM and SGLang; each gets an environment outside the checkout, once
+	tests/engines/run vllm $(ARGS)
+	tests/engines/run sglang $(ARGS)
+
+check: test cover fmt-check lint types test-engines ## All that CI runs
 
 cover: $(READY) ## Is every branch of state, wire and core taken by its own tests?
 	$(PY) -m pytest tests/unit tests/contract/test_policies.py -q \
@@ -53,6 +57,9 @@ tidy: $(READY) ## Layers, sizes, bans, packaging, documents, ops: the quick part
 
 sim: $(READY) ## Simulate SEEDS=200 histories with faults
 	$(PY) -m tiercache.testing.sim --seeds $(SEEDS) $(ARGS)
+
+replay: $(READY) ## Replay the traces of tests/data/traces, beside what should be reached
+	$(PY) -m tests.bench.replay $(ARGS)
 
 bench: $(READY) ## Measure against memcpy, files and other stores
 	$(PY) -m tests.bench $(ARGS)

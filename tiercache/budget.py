@@ -32,6 +32,9 @@ DESCRIPTORS_PER_SESSION = 2
 DESCRIPTORS_NVME = 256
 """What the NVMe tier keeps open: a bounded number of segment files, and its index."""
 
+DESCRIPTORS_CLUSTER = 3_072
+"""Connections of 1,024 other nodes, as many of strangers, and those that go out."""
+
 _LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
 
 
@@ -83,6 +86,8 @@ def descriptors_needed(settings: "Settings", arena: int) -> int:
     needed = DESCRIPTORS_BASE + DESCRIPTORS_PER_SESSION * settings.limits.sessions_max + arena
     if settings.nvme.path:
         needed += DESCRIPTORS_NVME
+    if settings.cluster.name:
+        needed += DESCRIPTORS_CLUSTER
     return needed
 
 

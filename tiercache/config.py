@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, field
 
 from tiercache.budget import PAGE_BYTES
 from tiercache.errors import ConfigError
+from tiercache.settings import Cluster, Events, Protection, Record
 from tiercache.tables import describe, format_size, read, toml_text
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -158,13 +159,63 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="Prefixes whose visits are remembered; the oldest are forgotten first.",
         ),
     ] = 262_144
+    eviction: Annotated[
+        Literal["auto", "index", "hyper", "marconi", "point-lru", "lru"],
+        Meta(
+            description="What goes first from memory ([policies](policies.md#eviction)). `index`: learned "
+            "reuse, saved work and size. `hyper`: uses over age, likewise. `marconi`: as the paper. "
+            "`point-lru`, `lru`: least recently used, by restore point or by object. `auto` runs "
+            "`index` and `point-lru` on metadata and follows the one that saves more."
+        ),
+    ] = "lru"
+    ghosts_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Boundaries whose reuse is remembered, held or not. Some 700 bytes each.",
+        ),
+    ] = 65_536
     tails_max: Annotated[
         int,
         Meta(ge=0, description="Boundaries inside one block that are remembered, newest first."),
     ] = 8
-    chunk_checkpoints_max: Annotated[
-        int, Meta(ge=0, description="Chunk-end snapshots advised for one request: its last ones.")
+    retention: Annotated[
+        Literal["marconi", "strict", "minimal", "interval", "chunk", "dense"],
+        Meta(
+            description="Which checkpoints are taken and stored ([policies](policies.md#retention)). "
+            "`marconi`: prompt and decode ends at first sight, forks at the second. `strict`: all at "
+            "their second sight. `minimal`: the prompt's last boundary before its end, and forks. "
+            "`interval`, `chunk`: as `marconi`, and boundaries in between. `dense`: every block's end."
+        ),
+    ] = "marconi"
+    retention_interval_tokens: Annotated[
+        int,
+        Meta(ge=1, description="Distance of the checkpoints that `interval` adds."),
+    ] = 8192
+    decode_interval_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="While decoding, checkpoints at multiples of it are stored too. 0: only the "
+            "last one. `strict` and `minimal` take no notice of it.",
+        ),
+    ] = 0
+    checkpoints_per_path_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="`interval`, `chunk` and `dense` add checkpoints to a prompt while its way "
+            "holds fewer than these; the ends and forks do not count.",
+        ),
     ] = 64
+    prefill_tokens_per_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How fast engines compute the start of a prompt that do not say so when they "
+            "attach. What comes back from disk more slowly is declined. 0: not known, nothing is.",
+        ),
+    ] = 0.0
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -230,8 +281,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Host = field(default_factory=Host)
     nvme: Nvme = field(default_factory=Nvme)
     policy: Policy = field(default_factory=Policy)
+    protection: Protection = field(default_factory=Protection)
+    cluster: Cluster = field(default_factory=Cluster)
+    events: Events = field(default_factory=Events)
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
+    record: Record = field(default_factory=Record)
 
 
 def load(path: str | Path | None = None) -> Settings:
@@ -300,11 +355,15 @@ def _check(settings: Settings, source: str) -> None:
     def refuse(key: str, value: object, fix: str) -> NoReturn:
         raise ConfigError(f"{source}: {key} = {toml_text(value)}: {fix}")
 
-    for key, name in (("node.socket", node.socket), ("nvme.path", nvme.path)):
+    for key, name, none in (
+        ("node.socket", node.socket, ""),
+        ("nvme.path", nvme.path, ", or nothing for no NVMe tier"),
+        ("record.path", settings.record.path, ", or nothing for no trace"),
+    ):
         if "\0" in name:
             refuse(key, name, "leave the NUL character out")
-    if not node.socket.startswith("/"):
-        refuse("node.socket", node.socket, "write an absolute path")
+        if not name.startswith("/") and (name or not none):
+            refuse(key, name, f"write an absolute path{none}")
     if len(os.fsencode(node.socket)) > SOCKET_PATH_BYTES_MAX:
         refuse("node.socket", node.socket, f"use at most {SOCKET_PATH_BYTES_MAX} bytes")
     for key, size in (
@@ -315,13 +374,17 @@ def _check(settings: Settings, source: str) -> None:
         if isinstance(size, int) and size % PAGE_BYTES:
             near = size // PAGE_BYTES * PAGE_BYTES
             refuse(key, size, f"use a multiple of {PAGE_BYTES}, such as {near}")
-    if nvme.path and not nvme.path.startswith("/"):
-        refuse("nvme.path", nvme.path, "write an absolute path, or nothing for no NVMe tier")
     if nvme.cap_bytes < NVME_SEGMENTS_MIN * nvme.segment_bytes:
         largest = format_size(nvme.cap_bytes // NVME_SEGMENTS_MIN // PAGE_BYTES * PAGE_BYTES)
         least = format_size(NVME_SEGMENTS_MIN * nvme.segment_bytes)
         fix = f"raise it to {least} ({NVME_SEGMENTS_MIN} segments), or lower "
         refuse("nvme.cap_bytes", nvme.cap_bytes, f"{fix}nvme.segment_bytes to {largest}")
+    for key, tenant in settings.protection.misnamed():
+        fix = "name tenants by eight hexadecimal digits, or -; never write a salt down"
+        refuse(f"protection.{key}", tenant, fix)
+    if (wrong := settings.events.wrong()) is not None:
+        key, value, fix = wrong
+        refuse(f"events.{key}", value, fix)
     try:
         bind_address(settings.metrics.bind)
     except ValueError as error:

@@ -86,6 +86,9 @@ def toml_text(value: object) -> str:
             return json.dumps(value, ensure_ascii=False)  # TOML's escapes are the same.
         case list() | tuple():
             return f"[{', '.join(toml_text(item) for item in value)}]"
+        case dict():
+            pairs = (f"{toml_text(name)} = {toml_text(item)}" for name, item in value.items())
+            return f"{{ {', '.join(pairs)} }}" if value else "{}"
     return str(value)
 
 
@@ -118,13 +121,16 @@ def _expected(kind: inspect.Type, unit: str) -> str:
             return " or ".join(toml_text(value) for value in values)
         case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high):
             words = {"bytes": 'a size such as "8GiB"', "s": "a number of seconds"}
-            text = words.get(unit, "a whole number")
+            whole = isinstance(kind, inspect.IntType)
+            text = words.get(unit, "a whole number" if whole else "a number")
             for edge, bound in (("at least", low), ("at most", high)):
                 if bound is not None:
                     text += f", {edge} {_default(bound, unit)}"
             return text
         case inspect.VarTupleType(item_type=item):
             return f"a list, each {_expected(item, unit)}"
+        case inspect.DictType(value_type=item):
+            return f"a table of names, each with {_expected(item, unit)}"
         case inspect.BoolType():
             return "true or false"
     return "text"

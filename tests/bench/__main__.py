@@ -15,7 +15,18 @@ from typing import BinaryIO
 
 import msgspec
 
-from tests.bench import disk, kernels, lookup, plan, start, tables, transfer
+from tests.bench import (
+    cluster,
+    disk,
+    kernels,
+    lookup,
+    plan,
+    remote,
+    start,
+    tables,
+    transfer,
+    transport,
+)
 from tests.bench.figures import Figure, Verdict
 from tests.bench.machine import Machine, here
 from tests.bench.peers.harness import Result
@@ -28,6 +39,9 @@ PARTS: dict[str, Callable[[int], Iterator[Figure]]] = {
     "nvme": disk.measure,
     "start": start.measure,
     "kernels": kernels.measure,
+    "remote": remote.measure,
+    "transport": transport.measure,
+    "cluster": cluster.measure,
 }
 PEERS = "peers"
 TITLES = {
@@ -37,6 +51,9 @@ TITLES = {
     "nvme": "NVMe",
     "start": "Starting and idling",
     "kernels": "INT8 and copies on the CPU",
+    "remote": "Remote tier",
+    "transport": "Between nodes, over loopback",
+    "cluster": "Clusters",
     PEERS: "Other stores",
 }
 

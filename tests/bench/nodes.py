@@ -52,7 +52,7 @@ class Sidecar:
         config.write_text(
             f'[node]\nsocket = "{self.socket}"\n'
             f"[host]\nbytes = {arena_bytes}\nsegment_bytes = {segment_bytes}\n"
-            f'[metrics]\nbind = "{metrics}"\n'
+            f'[metrics]\nbind = "{metrics}"\n[policy]\nretention = "chunk"\n'
             f"[limits]\nobjects_max = {OBJECTS_MAX}\n{disk}",
             encoding="utf-8",
         )

@@ -15,7 +15,7 @@ from tests.bench.nodes import OBJECTS_MAX, Sidecar, hybrid_layout
 from tests.bench.prompts import BLOCK_TOKENS, TOKENS
 from tiercache.client import Client, Options
 from tiercache.core import commands, events
-from tiercache.core.limits import Limits
+from tiercache.core.limits import Limits, Retaining
 from tiercache.core.machine import Machine
 from tiercache.runtime.translate import Caller, Telling, to_event, to_reply
 from tiercache.state import NATIVE, Chain
@@ -85,7 +85,9 @@ class Planner:
     def __init__(self, units: int, others: int, chain: Chain) -> None:
         layout = hybrid_layout(BLOCK_TOKENS, units)
         arena_bytes = (3 * len(chain.digests) * units + others + 1000) * PAGE_BYTES
-        limits = Limits(host_segments=(arena_bytes,), objects_max=OBJECTS_MAX)
+        limits = Limits(
+            host_segments=(arena_bytes,), objects_max=OBJECTS_MAX, retaining=Retaining("chunk")
+        )
         self._machine = Machine(limits)
         prompts.fill(self._machine, layout, others)
         attached = events.Attached(
@@ -147,7 +149,9 @@ class Planner:
         return reply
 
     def _hear(self, message: wire.FromClient) -> list[commands.Command]:
-        assert not isinstance(message, wire.Hello | wire.Detach)
+        assert isinstance(
+            message, wire.Attach | wire.Plan | wire.Reserve | wire.Commit | wire.Release
+        )
         return self._machine.handle(to_event(message, Caller(SESSION, "bench"), 0.0), 0.0)
 
 

@@ -1,30 +1,41 @@
 """Two hundred histories with faults, and proof that they are the same each time and that they bite."""
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
 from tiercache.core.books import Books
 from tiercache.core.catalog import Item
+from tiercache.core.expiry import Expiry
 from tiercache.core.leases import Leases
 from tiercache.core.log import Log
+from tiercache.core.pins import Pins
 from tiercache.core.policy.admission import SecondSight
+from tiercache.core.policy.retention import Retention
+from tiercache.core.policy.strict import Strict
+from tiercache.core.protection import Protection
 from tiercache.core.space import Space
+from tiercache.core.tenants import Tenant
 from tiercache.errors import Fault
 from tiercache.state import Extent, Part, Record, boundary
-from tiercache.testing.sim import HistoryError, run_seed
+from tiercache.testing.sim import HistoryError, run_seed, world
 from tiercache.testing.sim.__main__ import STEPS, main
 from tiercache.testing.sim.disk import Disk
+from tiercache.testing.sim.swarm import Swarm, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 200
 CHUNK = 20
-ENOUGH = 40
+ENOUGH = 200
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -144,6 +155,41 @@ def write_at_first_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SecondSight, "earned", lambda *_: True)
 
 
+def keep_at_first_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Strict, "keeps", lambda *_: True)
+
+
+def keep_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Expiry, "take_due", lambda *_: [])
+
+
+def write_what_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Expiry, "is_own", lambda *_: False)
+
+
+def store_against_its_will(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Protection, "refuses", lambda *_: False)
+
+
+def pin_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pins, "why_not", lambda *_: "")
+
+
+def keep_pins_of_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pins, "of_session", lambda *_: [])
+
+
+def take_more_than_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tenant, "would_pass", lambda *_: False)
+
+
+def forget_to_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(books: Books, item: Item, extent: Extent) -> None:
+        books.space.free(extent)
+
+    monkeypatch.setattr(Books, "free", free)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -155,6 +201,14 @@ def write_at_first_sight(monkeypatch: pytest.MonkeyPatch) -> None:
         free_what_is_used,
         leave_space_in_pieces,
         write_at_first_sight,
+        keep_at_first_sight,
+        keep_what_has_ended,
+        write_what_ends,
+        store_against_its_will,
+        pin_beyond_the_budget,
+        keep_pins_of_the_dead,
+        take_more_than_the_share,
+        forget_to_give_back,
     ],
 )
 def test_a_mistake_is_found(
@@ -168,3 +222,23 @@ def test_a_mistake_is_found(
 
     with pytest.raises(HistoryError, match="last events"):
         histories()
+
+
+@pytest.mark.parametrize("mode", get_args(Retention))
+def test_histories_of_each_retention(mode: Retention, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mode resumes, and all refuse something but those that keep whatever they are offered."""
+
+    def drawn(rng: random.Random, steps: int) -> Swarm:
+        swarm = draw(rng, steps)
+        retaining = msgspec.structs.replace(swarm.limits.retaining, mode=mode)
+        return replace(swarm, limits=msgspec.structs.replace(swarm.limits, retaining=retaining))
+
+    monkeypatch.setattr(world, "draw", drawn)
+    reached: Counter[str] = Counter()
+    for seed in range(1000, 1012):
+        history = run_seed(seed, STEPS)
+        reached["resumed"] += history.resumed
+        reached.update(history.counters["reserves"])
+        reached.update(history.counters["checkpoints"])
+    assert min(reached["resumed"], reached["granted"], reached["followed"]) > 0
+    assert (reached["not_admitted"] > 0) is (mode not in {"dense", "chunk"})

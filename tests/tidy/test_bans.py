@@ -15,7 +15,10 @@ ALLOWED: dict[str, dict[str, str]] = {
     "sleep": {},
     "environment": {"tiercache/config.py": "the one reader of the environment"},
     "task": {"tiercache/runtime/serve.py": "kept in a list; an error of one ends the node"},
-    "broad except": {"tiercache/runtime/server.py": "the top of a connection"},
+    "broad except": {
+        "adapters/sglang/tiercache_sglang/backend.py": "the top of an engine's call: it must not raise",
+        "tiercache/runtime/server.py": "the top of a connection",
+    },
 }
 
 NAMES_BANNED = {
@@ -187,7 +190,7 @@ def test_exceptions_are_named(trees: Mapping[str, ast.Module]) -> None:
 
 
 def test_broad_excepts_are_one_per_allowed_file(trees: Mapping[str, ast.Module]) -> None:
-    assert len(ALLOWED["broad except"]) <= 1, "only the top of a connection task catches everything"
+    assert len(ALLOWED["broad except"]) <= 2, "only the top of a connection or of an engine's call"
     for path in ALLOWED["broad except"]:
         assert len(list(broad(path, trees[path]))) == 1
 
@@ -255,7 +258,7 @@ INDEX_HOST = re.compile(r"\b(pypi|pythonhosted|pytorch|npmjs|debian|ubuntu)\.(or
 ABSOLUTE = re.compile(r"(?<![\w.:/<>})\]*$-])/([A-Za-z_][\w.-]*)/[\w.<{$-]")
 SYSTEM_ROOTS = {
     "bin", "dev", "etc", "lib", "proc", "run", "sys", "tmp", "usr", "var",
-    "api", "health", "metrics", "ready", "some", "kv",
+    "api", "health", "hicache", "metrics", "ready", "some", "kv",
 }  # fmt: skip
 """Where a path may start on any machine; the last line is HTTP's, invented ones, and the text of keys."""
 

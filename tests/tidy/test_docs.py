@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from tiercache.cli.app import app
 from tiercache.config import Settings, document
 
-GATES = {"test", "cover", "fmt-check", "lint", "types"}
+GATES = {"test", "cover", "fmt-check", "lint", "types", "test-engines"}
 
 
 def targets(makefile: str) -> dict[str, str]:

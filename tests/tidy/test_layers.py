@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 PURE = {"errors", "state"}
-JOINING = PURE | {"wire", "core", "tiers", "transport", "budget", "config", "tables", "client"}
+JOINING = PURE | {
+    "wire",
+    "core",
+    "tiers",
+    "transport",
+    "registry",
+    "budget",
+    "config",
+    "tables",
+    "settings",
+    "client",
+    "models",
+}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -19,17 +31,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": PURE,
     "tiers": PURE,
     "transport": PURE,
+    # What nodes agree on, beside them: no bytes, and no decisions of a cache.
+    "registry": {"errors"},
     # Settings know nothing of what they set.
     "budget": {"errors", "config"},  # `config` for a type only; checked below.
     "tables": {"errors"},
-    "config": {"errors", "budget", "tables"},
+    "settings": set(),
+    "config": {"errors", "budget", "tables", "settings"},
     # Where the siblings meet.
+    "models": PURE | {"core"},
+    # Many requests, no bytes: the policies of the core by themselves.
+    "replay": PURE | {"core", "models"},
     "client": PURE | {"wire"},
     # In the engine's process, with PyTorch: the node knows nothing of it.
     "device": PURE | {"client"},
     "runtime": JOINING - {"client"},
     "testing": JOINING | {"device", "runtime", "testing"},
-    "cli": JOINING | {"device", "runtime", "testing"},
+    "cli": JOINING | {"replay", "device", "runtime", "testing"},
     "__init__": PURE,
     "__main__": {"cli"},
 }
@@ -50,7 +68,7 @@ IMPURE = {
 """What the core, the wire and the vocabulary must not reach: clocks, dice, files, other threads."""
 
 ENGINES = {"torch", "triton", "numba", "tiercache_kernels", "sglang", "vllm", "transformers"}
-HEAVY = (*sorted(ENGINES), "rocksdict", "aiohttp")
+HEAVY = (*sorted(ENGINES), "rocksdict", "aiohttp", "zmq")
 
 
 def imports(tree: ast.Module, path: str) -> Iterator[tuple[str, bool]]:

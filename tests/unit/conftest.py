@@ -1,4 +1,5 @@
-"""A scripted node at a socket, and clients of it, for the tests of the clients."""
+"""A scripted node at a socket and clients of it, for the tests of the clients; two machines and engines at
+them, for those of clusters."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,6 +11,8 @@ import uvloop
 
 from tiercache.client import Client
 from tiercache.testing.scripted import ScriptedNode
+from tiercache.testing.sim import rig as sim
+from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.tiny import LAYOUT, NAMESPACE, SHORT
 
 
@@ -43,3 +46,21 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
             runner.run(scenario)
 
     return on_its_loop
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    """Two machines, a and b, that know of one another."""
+    return Nodes(a=sim.Rig(clustered()), b=sim.Rig(clustered()))
+
+
+@pytest.fixture
+def here(nodes: Nodes) -> sim.Client:
+    """An engine at a."""
+    return sim.Client(nodes.rigs["a"], sim.hybrid()).attach()
+
+
+@pytest.fixture
+def there(nodes: Nodes) -> sim.Client:
+    """An engine at b."""
+    return sim.Client(nodes.rigs["b"], sim.hybrid()).attach()

@@ -38,6 +38,12 @@ EVERY_QUESTION = (
     ["evict", "ab"],
     ["clear", "--yes"],
     ["verify"],
+    ["where", "ab"],
+    ["pin", "ab"],
+    ["unpin", "1"],
+    ["pins"],
+    ["quota", "get"],
+    ["quota", "set", "-", "--host", "0.5"],
 )
 
 

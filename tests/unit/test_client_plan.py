@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tiercache.client import Client, Scope, Wanted, copy_into
-from tiercache.state import Chain, Shard
+from tiercache.client import Client, Options, Scope, Wanted, copy_into
+from tiercache.state import Chain, GivenChain, Shard
 from tiercache.testing.scripted import ScriptedNode
 from tiercache.testing.tiny import (
     BLOCK,
@@ -84,6 +84,76 @@ def test_a_boundary_inside_a_block_is_verified_and_named(
     assert first.tails == []
     assert second.tails == [wire.Tail(10, CHAIN.digest_at(10), base)]
     assert (first.chain, first.tokens) == (CHAIN.blocks(), 11)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grain", "ends"),
+    [
+        (11, 1, [10, 11]),
+        (11, 0, [10, 11]),
+        (11, 2, [10]),
+        (9, 1, [9]),  # At 8 a block ends, and its digest is in the chain.
+        (8, 1, [7]),
+        (11, 4, []),
+        (1, 1, [1]),
+        (0, 1, []),
+    ],
+)
+def test_the_ends_of_the_prompt_are_named(
+    node: ScriptedNode, client: Client, tokens: int, grain: int, ends: list[int]
+) -> None:
+    chain = Chain(TOKENS[:tokens], BLOCK)
+    client.plan("r", chain, scope=Scope(capture=wire.Capture(8, grain)))
+    (plan,) = node.wait(wire.Plan)
+    assert plan.ends == [
+        wire.Tail(end, chain.digest_at(end), chain.digests[end // BLOCK]) for end in ends
+    ]
+
+
+def test_a_chain_without_tokens_has_no_boundaries_inside_blocks(
+    node: ScriptedNode, client: Client
+) -> None:
+    """Its digests before the first one and inside blocks are not known."""
+    store(client, 10)
+    given = GivenChain(CHAIN.blocks(), BLOCK)
+    node.shelf.tails[CHAIN.digests[1]] = {(6, CHAIN.digest_at(6))}
+    with client.plan("miss", given) as plan:
+        assert (plan.boundary, plan.digest) == (0, b"")
+        assert client.load(plan) is plan
+    client.save("writer", CHAIN, blobs_for(4))
+    client.flush(wait_s=20)
+    with client.plan("hit", given) as plan:
+        assert (plan.boundary, plan.digest) == (4, CHAIN.digest_at(4))
+    miss, hit = node.wait(wire.Plan)
+    assert (miss.chain, miss.tails, miss.ends) == (CHAIN.blocks(), [], [])
+    assert (hit.chain, hit.tails, hit.ends) == (CHAIN.blocks(), [], [])
+
+
+def test_what_a_chain_without_tokens_loads_may_be_nothing(
+    node: ScriptedNode, client: Client
+) -> None:
+    def lost(request: wire.Request) -> wire.Reply | None:
+        match request:
+            case wire.Plan(call):
+                return wire.Planned(call, 4, False, 0, [], [], [], "")
+            case wire.Load(call):
+                return wire.Loaded(call, 0, [], "lost")
+            case _:
+                return None
+
+    node.script = lost
+    with client.plan("r", GivenChain(CHAIN.blocks(), BLOCK)) as plan:
+        loaded = client.load(plan)
+        assert (loaded.boundary, loaded.digest, loaded.reason) == (0, b"", "lost")
+
+
+def test_how_fast_the_engine_is_goes_along(node: ScriptedNode) -> None:
+    with Client.attach(node.path, NAMESPACE, LAYOUT, options=Options(prefill_tokens_per_s=9000.0)):
+        (attach,) = node.wait(wire.Attach)
+        assert attach.prefill_tokens_per_s == 9000.0
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="prefill_tokens_per_s"):
+            Options(prefill_tokens_per_s=wrong)
 
 
 def test_no_second_question_when_no_candidate_is_ours(node: ScriptedNode, client: Client) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tiercache import budget, config
 from tiercache.config import Host, Limits, Node, Nvme, Settings
 from tiercache.errors import ConfigError
+from tiercache.settings import Cluster
 from tiercache.tables import format_size, parse_size
 
 GIB = 1024**3
@@ -92,7 +93,7 @@ def test_the_crash_point_may_come_from_the_environment(monkeypatch: pytest.Monke
     ("text", "words"),
     [
         ("[nvmee]", "unknown table [nvmee]: did you mean nvme?"),
-        ("[zzz]", "unknown table [zzz]; there are node, host, nvme, policy, limits, metrics"),
+        ("[zzz]", f"unknown table [zzz]; there are {', '.join(Settings.__struct_fields__)}"),
         ("host = 3", "host is a table: write [host] and its keys below it"),
         ("[host]\nbyte = 1", "unknown key host.byte: did you mean bytes?"),
         ("[host]\nsync = true", "unknown key host.sync: it belongs under [nvme]"),
@@ -113,6 +114,12 @@ def test_the_crash_point_may_come_from_the_environment(monkeypatch: pytest.Monke
          "nvme.write_back = \"lazy\": expected \"eager\" or \"earned\""),
         ("[nvme]\npath = 'cache'",
          "nvme.path = \"cache\": write an absolute path, or nothing for no NVMe tier"),
+        ("[record]\npath = 'traces'",
+         "record.path = \"traces\": write an absolute path, or nothing for no trace"),
+        ("[node]\nsocket = ''", "node.socket = \"\": write an absolute path"),
+        ("[policy]\nretention = 'lru'",
+         "policy.retention = \"lru\": expected \"chunk\" or \"dense\" or \"interval\" or "
+         "\"marconi\" or \"minimal\" or \"strict\""),
         ("[nvme]\ncap_bytes = '1GiB'\nsegment_bytes = '512MiB'",
          "nvme.cap_bytes = 1073741824: raise it to 2GiB (4 segments), "
          "or lower nvme.segment_bytes to 256MiB"),
@@ -123,6 +130,16 @@ def test_the_crash_point_may_come_from_the_environment(monkeypatch: pytest.Monke
         ("[node]\nsocket = 'x.sock'", "node.socket = \"x.sock\": write an absolute path"),
         ("[limits]\nbatch_max = true",
          "limits.batch_max = true: expected a whole number, at least 1"),
+        ("[events]\nbind = '5557'",
+         'events.bind = "5557": write tcp://address:port or ipc:///absolute/path'),
+        ("[events]\nreplay_bind = 'ipc://here'",
+         'events.replay_bind = "ipc://here": write tcp://address:port or ipc:///absolute/path'),
+        ("[events]\nbind = 'tcp://*:5557'",
+         'events.replay_bind = "": set bind and replay_bind, or neither'),
+        ("[events]\nreplay_bind = 'tcp://[::1]:1'",
+         'events.replay_bind = "tcp://[::1]:1": set bind and replay_bind, or neither'),
+        ("[events]\nbind = 'tcp://*:1'\nreplay_bind = 'tcp://*:1'",
+         'events.replay_bind = "tcp://*:1": name another place than bind'),
         ("[metrics]\nbind = '9411'", "metrics.bind = \"9411\": write address:port, such as "
          "127.0.0.1:9411 or [::1]:9411"),
     ],
@@ -308,6 +325,8 @@ def test_descriptors_grow_with_sessions_and_what_the_arena_takes() -> None:
     assert base == budget.DESCRIPTORS_BASE + 2 * 10 + 6
     disk = msgspec.structs.replace(settings, nvme=Nvme(path="/x", cap_bytes=GIB))
     assert budget.descriptors_needed(disk, 6) == base + budget.DESCRIPTORS_NVME
+    member = msgspec.structs.replace(settings, cluster=Cluster(name="prod"))
+    assert budget.descriptors_needed(member, 6) == base + budget.DESCRIPTORS_CLUSTER
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,3 +339,17 @@ def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch: pytest.MonkeyPatc
         budget.raise_descriptor_limit(4097)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert budget.raise_descriptor_limit(10**9) == resource.RLIM_INFINITY
+
+
+def test_tenants_are_named_by_their_digits(tmp_path: Path) -> None:
+    """A salt is a secret: it is not to be written down."""
+    assert "never write a salt down" in refused(
+        tmp_path, '[protection]\nhost_shares = { "my secret" = 0.5 }'
+    )
+    assert "a table of names, each with a number, at least 0, at most 1" in refused(
+        tmp_path, '[protection]\nnvme_shares = { "-" = 1.5 }'
+    )
+    loaded = config.load(
+        write(tmp_path, '[protection]\nhost_shares = { "-" = 0.5, "0123abcd" = 0.25 }')
+    )
+    assert loaded.protection.host_shares == {"-": 0.5, "0123abcd": 0.25}

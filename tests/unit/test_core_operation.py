@@ -211,6 +211,23 @@ def test_a_clear_is_answered_when_it_is_true(rig: Rig, client: Client) -> None:
     assert rig.gauge("bytes", "host") == rig.gauge("bytes", "nvme") == 0
 
 
+@pytest.mark.parametrize(("cleared", "wiped"), [("", 6), ("0" * 64, 0)])
+def test_what_was_dropped_on_its_way_to_the_disk_is_cleared_too(
+    rig: Rig, cleared: str, wiped: int
+) -> None:
+    """It would be found there by the next start."""
+    client = Client(rig, hybrid()).attach()
+    client.save("r", client.offers(client.chain(TOKENS), 16))
+    stores = rig.take(cm.Store)
+    rig.tell(ev.ClearAsked(ADMIN, rig.number(), ""))  # Leaves nothing in the catalog.
+    rig.take(cm.Wipe)
+    rig.tell(ev.ClearAsked(ADMIN, rig.number(), cleared))
+    (wipe,) = rig.take(cm.Wipe)
+    assert len(wipe.keys) == wiped
+    for store in stores:
+        rig.tell(ev.Stored(store.job, [None] * len(store.objects)))
+
+
 def test_a_clear_that_fails_names_the_tier(rig: Rig, client: Client) -> None:
     call = rig.number()
     rig.later(ev.ClearAsked(ADMIN, call, ""))

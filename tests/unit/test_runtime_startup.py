@@ -6,8 +6,16 @@ from collections.abc import Iterator
 import pytest
 
 from tiercache.config import Settings, parse
+from tiercache.core.limits import Protecting, Retaining
 from tiercache.errors import ConfigError
-from tiercache.runtime.startup import admits_others, allowed_uids, arm, decide, limits_of
+from tiercache.runtime.startup import (
+    admits_others,
+    allowed_uids,
+    arm,
+    decide,
+    limits_of,
+    protecting_of,
+)
 from tiercache.tiers import crash
 
 MIB = 1024 * 1024
@@ -45,6 +53,39 @@ def test_the_index_has_its_share_of_the_disk() -> None:
     assert 0.9 < decided.nvme_bytes / (4 << 30) < 1
 
 
+def test_what_is_protected_reaches_the_core() -> None:
+    given = settings(
+        protection={
+            "pinned_share_max": 0.1,
+            "pin_s_max": 11.0,
+            "shared_share_max": 0.3,
+            "shared_sights_min": 12,
+            "shared_s_max": 13.0,
+            "tool_call_s_max": 14.0,
+            "ttl_s": 15.0,
+            "ttl_s_of": {"m": 16.0},
+            "host_share": 0.5,
+            "nvme_share": 0.6,
+            "host_shares": {"-": 0.7},
+            "nvme_shares": {"0123abcd": 0.8},
+        }
+    )
+    assert protecting_of(given) == Protecting(
+        pinned_share_max=0.1,
+        pin_s_max=11.0,
+        shared_share_max=0.3,
+        shared_sights_min=12,
+        shared_s_max=13.0,
+        tool_call_s_max=14.0,
+        ttl_s=15.0,
+        ttl_s_of=(("m", 16.0),),
+        host_share=0.5,
+        nvme_share=0.6,
+        shares=(("-", 0.7, 0.6), ("0123abcd", 0.5, 0.8)),
+    )
+    assert limits_of(given, decide(given)).protecting == protecting_of(given)
+
+
 def test_every_setting_reaches_the_core() -> None:
     given = settings(
         nvme={
@@ -54,7 +95,15 @@ def test_every_setting_reaches_the_core() -> None:
             "write_back": "eager",
             "pause_s": 2.5,
         },
-        policy={"sights_max": 11, "tails_max": 12, "chunk_checkpoints_max": 13},
+        policy={
+            "sights_max": 11,
+            "tails_max": 12,
+            "retention": "interval",
+            "retention_interval_tokens": 14,
+            "decode_interval_tokens": 15,
+            "checkpoints_per_path_max": 13,
+            "prefill_tokens_per_s": 16.5,
+        },
         limits={
             "batch_max": 21,
             "namespaces_max": 22,
@@ -72,7 +121,8 @@ def test_every_setting_reaches_the_core() -> None:
     assert (limits.nvme_bytes, limits.nvme_segment_bytes) == (decided.nvme_bytes, 8 * MIB)
     assert limits.eager
     assert limits.nvme_pause_s == 2.5
-    assert (limits.sights_max, limits.tails_max, limits.checkpoints_max) == (11, 12, 13)
+    assert (limits.sights_max, limits.tails_max) == (11, 12)
+    assert limits.retaining == Retaining("interval", 14, 15, 13, 16.5)
     assert (limits.batch_max, limits.namespaces_max, limits.request_bytes_max) == (21, 22, 23)
     assert (limits.leases_per_session_max, limits.lease_s_max, limits.plans_max) == (24, 25.5, 26)
     assert (limits.write_back_objects_max, limits.evictions_per_reserve_max) == (27, 28)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tiercache.state import Kind, Part, Tensor, resolve
+from tiercache.state import Kind, Part, Tensor, resolve, resumable
 from tiercache.testing.strategies import Held, held
 
 BLOCK = 4
@@ -45,6 +45,22 @@ def by_definition(
 def test_it_is_what_its_definition_says(case: Held) -> None:
     parts, positions = case.layout.parts, case.positions
     assert resolve(parts, positions, case.held) == by_definition(parts, positions, case.held)
+
+
+@settings(max_examples=300, deadline=None)
+@given(held())
+def test_every_boundary_is_one_by_definition(case: Held) -> None:
+    """Those that can be resumed, all of them, the deepest first; of bytes as of flags."""
+    parts, positions = case.layout.parts, case.positions
+    pairs = [*zip(parts, case.held, strict=True)]
+    expected = [
+        at
+        for at in reversed(range(len(positions)))
+        if all(can_resume(part, positions, flags, at) for part, flags in pairs)
+    ]
+    assert list(resumable(parts, positions, case.held)) == expected
+    packed = [bytes(flags) for flags in case.held]
+    assert list(resumable(parts, positions, packed)) == expected
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiercache.state import Chain, Key, Layout, Namespace, Shard
+from tiercache.state import Chain, GivenChain, Key, Layout, Namespace, Shard
 from tiercache.state.canonical import encode
 from tiercache.state.keys import chain_scheme, chain_start
 from tiercache.testing.sim.rig import hybrid
@@ -231,3 +231,27 @@ def test_a_hostile_codec_cannot_pass_for_another_key(part: str, codec: str) -> N
     hostile = Key(D, part, Shard(1, 2), codec, D)
     assert str(honest) != str(hostile)
     assert honest.encode() != hostile.encode()
+
+
+# --- chains of an engine's own digests
+
+
+def test_a_given_chain_answers_for_what_was_given() -> None:
+    digests = [bytes([n]) * 32 for n in range(3)]
+    chain = GivenChain(b"".join(digests), 4, first=2)
+    assert len(chain) == 20
+    assert [chain.digest_at(end) for end in (12, 16, 20)] == digests
+    assert chain.blocks() == b"".join(digests)
+
+
+@pytest.mark.parametrize("tokens", [0, 8, 10, 13, 24, -4])
+def test_a_given_chain_knows_nothing_else(tokens: int) -> None:
+    """Neither before its first block, nor inside one, nor beyond the last."""
+    with pytest.raises(ValueError, match="was given"):
+        GivenChain(bytes(96), 4, first=2).digest_at(tokens)
+
+
+@pytest.mark.parametrize(("path", "block", "first"), [(b"x", 4, 0), (b"", 0, 0), (b"", 4, -1)])
+def test_what_is_no_given_chain(path: bytes, block: int, first: int) -> None:
+    with pytest.raises(ValueError, match=r"digests are|at least"):
+        GivenChain(path, block, first)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tiercache.errors import ProtocolError
 from tiercache.state import Kind, Layout, Namespace, Part, Piece, Tensor
+from tiercache.wire import clustering, guarding, sharing, surveying
 from tiercache.wire import messages as wire
 from tiercache.wire.connection import ANSWERS, CALLS_MAX, ClientSide, ServerSide
 from tiercache.wire.frames import frame
@@ -25,22 +26,13 @@ LAYOUT = Layout(
 )
 NAMESPACE = Namespace.of(LAYOUT, model="m", weights="w", tokenizer="t")
 
+TAIL = wire.Tail(5, b"d" * 32, b"b" * 32)
+
 # One of each message; requests carry call 2, since 1 is the Hello of `pair`.
 FROM_CLIENT: list[wire.FromClient] = [
     wire.Attach(2, NAMESPACE, LAYOUT, 2, 1, True),
-    wire.Plan(
-        2,
-        "r",
-        "l",
-        "s",
-        b"c" * 32,
-        5,
-        4,
-        [wire.Tail(5, b"d" * 32, b"b" * 32)],
-        ["native"],
-        wire.Capture(8, 2),
-        False,
-    ),
+    wire.Plan(2, "r", "l", "s", b"c" * 32, 5, 4, [TAIL], ["native"], wire.Capture(8, 2), False),
+    surveying.Survey(2, "r", "l", "s", b"c" * 64, ["native"], 1000),
     wire.Load(2, "r", "l", "s", 8, b"d" * 32, 100),
     wire.Reserve(2, "r", "", "", [wire.Offer(0, 0, 1, "native", b"d", b"", 0, 4, 32, b"p", 1)]),
     wire.Fetch(2, "r", "", "", [wire.Wanted(0, 0, 1, "native", b"d" * 32)], 0),
@@ -51,6 +43,15 @@ FROM_CLIENT: list[wire.FromClient] = [
     wire.Evict(2, "", "host", 0),
     wire.Clear(2, ""),
     wire.Verify(2, 0, 1),
+    guarding.Pin(2, "l", "s", b"c" * 32, 5, b"t" * 32, 1000),
+    guarding.Unpin(2, 1, "o"),
+    guarding.PinKeys(2, "ab", "o", 1000),
+    guarding.Pins(2),
+    guarding.Shares(2, "ab", 0.5, None),
+    sharing.Push(2, "r", "l", "s", b"c" * 32, 4, ["native"], False, "b", 100),
+    sharing.Where(2, b"", "l", "s", b"c" * 32, 4, 4, ["native"], True),
+    clustering.ClearAll(2, "ab", 100),
+    clustering.Members(2),
     wire.Commit([1, 2]),
     wire.Cancel([3]),
     wire.Release(["r"]),
@@ -60,10 +61,16 @@ PIECE = Piece(0, 0, 1, "native", 0, 4, 0, 4096, 32)
 REPLIES: dict[type, wire.Reply] = {
     wire.Attached: wire.Attached(2, [1 << 20]),
     wire.Planned: wire.Planned(2, 4, True, 4, [PIECE], [4], [wire.Tail(5, b"d", b"b")], ""),
+    surveying.Surveyed: surveying.Surveyed(2, [b"\1\1", b"\0\1"]),
     wire.Loaded: wire.Loaded(2, 4, [PIECE], ""),
     wire.Reserved: wire.Reserved(2, [wire.Grant("granted", 1, 0, 4096), wire.Grant("held")]),
     wire.Fetched: wire.Fetched(2, [PIECE, None]),
     wire.Flushed: wire.Flushed(2, 0, 0),
+    guarding.Pinned: guarding.Pinned(2, "pinned", 1, 6, 4096, 1000),
+    sharing.Pushed: sharing.Pushed(2, 4, ""),
+    sharing.Places: sharing.Places(
+        2, [sharing.Place("b", 4, "peer", 9, 8, -1, 0.5, "well")], "", 4
+    ),
     wire.Report: wire.Report(2, b"{}"),
 }
 WELCOME = wire.Welcome(1, wire.PROTOCOL, "boot", "0", LIMIT, 8)
@@ -132,11 +139,8 @@ def test_anything_before_hello_is_refused() -> None:
     server = ServerSide(LIMIT)
     with pytest.raises(ProtocolError, match="starts with Hello"):
         take_server(server, raw("stats", 1))
-    assert server.farewell() == frame(
-        msgspec.msgpack.encode(
-            wire.Failed(0, "protocol", _why(server)),
-        )
-    )
+    last_words = wire.Failed(0, "protocol", _why(server))
+    assert server.farewell() == frame(msgspec.msgpack.encode(last_words))
 
 
 def _why(side: ServerSide) -> str:

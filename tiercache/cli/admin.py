@@ -9,8 +9,20 @@ from types import TracebackType
 from typing import Self
 
 from tiercache.cli.exits import UsageError
-from tiercache.cli.replies import Asked, Evicted, Rows, Stats, Verified, parse
+from tiercache.cli.replies import (
+    Asked,
+    Cleared,
+    Evicted,
+    Members,
+    PinRows,
+    Rows,
+    ShareRows,
+    Stats,
+    Verified,
+    parse,
+)
 from tiercache.errors import ProtocolError, RefusedError, TiercacheError, UnavailableError
+from tiercache.wire import clustering, guarding, sharing
 from tiercache.wire import messages as wire
 from tiercache.wire.connection import ClientSide
 
@@ -26,7 +38,19 @@ VERIFY_OBJECTS = 64
 INSPECT_ROWS = 64
 CLIENT = f"tiercache-cli/{os.getpid()}"
 
-Question = wire.Stats | wire.List | wire.Inspect | wire.Evict | wire.Clear | wire.Verify
+Question = (
+    wire.Stats
+    | wire.List
+    | wire.Inspect
+    | wire.Evict
+    | wire.Clear
+    | wire.Verify
+    | guarding.Pins
+    | guarding.Shares
+    | clustering.ClearAll
+    | clustering.Members
+)
+Pinning = guarding.PinKeys | guarding.Unpin
 
 
 class Admin:
@@ -103,6 +127,15 @@ class Admin:
         """Drop namespaces whose hexadecimal digest starts with `namespace`."""
         return self._ask(wire.Clear(next(self._calls), namespace), Evicted)
 
+    def clear_all(self, namespace: str, wait_s: float) -> Cleared:
+        """Drop the namespace of that whole digest from every node of the cluster; wait so long for it."""
+        wait_ms = int(wait_s * 1000)
+        return self._ask(clustering.ClearAll(next(self._calls), namespace, wait_ms), Cleared)
+
+    def members(self) -> Members:
+        """Return the nodes of the cluster."""
+        return self._ask(clustering.Members(next(self._calls)), Members)
+
     def verify(self) -> Iterator[Verified]:
         """Have every copy read back and checked; yield the outcome of each page."""
         cursor = 0
@@ -113,6 +146,41 @@ class Admin:
                 return
             cursor = _further(cursor, page.cursor)
 
+    def pin(self, prefix: str, owner: str, age_s: float) -> guarding.Pinned:
+        """Pin all objects whose key starts with `prefix`."""
+        return self._pinned(guarding.PinKeys(next(self._calls), prefix, owner, int(age_s * 1000)))
+
+    def unpin(self, number: int, owner: str) -> guarding.Pinned:
+        """End one pin, or with number 0 all of an owner's that operators made."""
+        return self._pinned(guarding.Unpin(next(self._calls), number, owner))
+
+    def pins(self) -> PinRows:
+        """Return every pin."""
+        return self._ask(guarding.Pins(next(self._calls)), PinRows)
+
+    def shares(
+        self, tenant: str, host: float | None = None, nvme: float | None = None
+    ) -> ShareRows:
+        """Return what tenants ("" all) may take and do, after setting what is given."""
+        return self._ask(guarding.Shares(next(self._calls), tenant, host, nvme), ShareRows)
+
+    def where(
+        self, namespace: bytes, chain: bytes, limit: int, codecs: list[str]
+    ) -> sharing.Places:
+        """Return where a prompt could be resumed; `chain` is the digests of its whole blocks."""
+        call = next(self._calls)
+        question = sharing.Where(call, namespace, "", "", chain, 0, limit, codecs, True)
+        reply = self._exchange(question)
+        assert isinstance(reply, sharing.Places)
+        if not reply.places:
+            raise ProtocolError("the node leaves itself out: is it of this version?")
+        return reply
+
+    def _pinned(self, asked: Pinning) -> guarding.Pinned:
+        reply = self._exchange(asked)
+        assert isinstance(reply, guarding.Pinned)
+        return reply
+
     def rest(self, seconds: float) -> None:
         """Ask nothing for a while; raises as soon as the node hangs up or ends the conversation."""
         self._receive(time.monotonic() + seconds)
@@ -122,7 +190,9 @@ class Admin:
         assert isinstance(report, wire.Report)
         return parse(report.body, kind)
 
-    def _exchange(self, request: wire.Hello | Question) -> wire.Welcome | wire.Report:
+    def _exchange(
+        self, request: wire.Hello | Question | Pinning | sharing.Where
+    ) -> wire.Welcome | wire.Report | guarding.Pinned | sharing.Places:
         """Send one request and return its answer, of the type that belongs to it."""
         until = time.monotonic() + self._deadline_s
         try:
@@ -141,7 +211,7 @@ class Admin:
                 f"stopped or very busy; wait longer with --deadline"
             )
         # ClientSide lets nothing else through in answer to these requests.
-        assert isinstance(reply, wire.Welcome | wire.Report)
+        assert isinstance(reply, wire.Welcome | wire.Report | guarding.Pinned | sharing.Places)
         return reply
 
     def _receive(self, until: float) -> wire.Reply | None:

@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tiercache.cli import advising, clustering, protecting, replaying, whereabouts
+from tiercache.cli.asking import Deadline, Json, Socket
+from tiercache.cli.asking import ask as _node
+from tiercache.cli.codec import codec
 from tiercache.cli.exits import Commands, ContentError, Exit, UsageError
 from tiercache.cli.quality import quality
 from tiercache.cli.text import as_json, size
@@ -31,22 +35,6 @@ app = typer.Typer(
 
 ConfigFile = Annotated[
     str, typer.Option("--config", metavar="FILE", help="Settings file.", show_default=False)
-]
-Socket = Annotated[
-    str,
-    typer.Option(
-        "--socket",
-        metavar="PATH",
-        help="The node's socket [default: node.socket].",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Deadline = Annotated[
-    float,
-    typer.Option(
-        "--deadline", metavar="SECONDS", min=0.01, max=86_400, help="Longest wait per answer."
-    ),
 ]
 
 
@@ -225,6 +213,9 @@ def clear(
         str, typer.Argument(help="A namespace's digest, or the start of one. Default: all.")
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Yes, drop them.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="On every node of the cluster, for certain.")
+    ] = False,
     socket: Socket = "",
     json: Json = False,
     deadline: Deadline = 60.0,
@@ -240,6 +231,9 @@ def clear(
         what = f"namespace {digits}" if digits else "everything"
         raise UsageError(f"this drops {what} from every tier: say --yes if that is meant")
     with _node(socket, deadline) as node:
+        if cluster:
+            clustering.clear(node, digits, deadline, json=json)
+            return
         done = node.clear(digits)
     _show_dropped(done, json=json, rest="of them in use until they are released")
     if done.failed:
@@ -295,13 +289,15 @@ def demo(json: Json = False) -> None:
 
 
 app.command()(quality)
-
-
-def _node(socket: str, deadline_s: float) -> "Admin":
-    from tiercache.cli.admin import Admin
-    from tiercache.config import load
-
-    return Admin(socket or load().node.socket, deadline_s)
+app.command()(replaying.replay)
+app.command()(advising.advise)
+app.command()(codec)
+app.command()(clustering.members)
+app.command()(whereabouts.where)
+app.command()(protecting.pin)
+app.command()(protecting.unpin)
+app.command()(protecting.pins)
+app.add_typer(protecting.quota, name="quota")
 
 
 def _show_stats(node: "Admin", *, json: bool, fresh: bool) -> None:

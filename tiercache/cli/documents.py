@@ -52,6 +52,8 @@ class Object(msgspec.Struct, frozen=True):
     tiers: list[str]
     host: Place | None
     nvme: Place | None
+    left_s: float | None = None
+    pinned: bool = False
 
 
 class Namespace(msgspec.Struct, frozen=True):
@@ -144,6 +146,8 @@ def object_of(row: Row) -> Object:
         tiers=[tier for tier, extent in copies if extent is not None],
         host=_place(row.host),
         nvme=_place(row.nvme),
+        left_s=row.left_s,
+        pinned=row.pinned,
     )
 
 

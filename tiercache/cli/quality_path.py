@@ -25,10 +25,10 @@ from tiercache.device import (
     CheckpointPool,
     DeviceTier,
     DirectOutlet,
-    LeastRecent,
     Outward,
     Ownership,
     Policies,
+    Prompt,
     Restored,
     Seat,
     codec_named,
@@ -100,14 +100,19 @@ class Engine:
         self.client = Client.attach(socket, subject.namespace, subject.layout, options=options)
         seat = Seat(subject.layout)
         active = ActivePool(seat, ACTIVE_SLOTS)
-        self.outlet = DirectOutlet(self.client, self._scope)
+        self.outlet = DirectOutlet(self.client)
         self.tier = DeviceTier(
             Ownership(active, CheckpointPool(seat, codec_named(codec), IDLE_SLOTS)),
             lane_for(active.store.device),
-            Policies(LeastRecent(), LeastRecent()),
+            Policies.named("least_recent"),
             self.outlet,
+            namespace=subject.namespace,
             host_bytes_max=HOST_BYTES_MAX,
         )
+
+    def prompt(self, request: str, chain: Chain) -> Prompt:
+        """Return a request of this engine."""
+        return Prompt(request, chain, self._scope)
 
     def keep(
         self, request: str, chain: Chain, cache: DynamicCache, boundary: int, rounded: int = 0
@@ -119,17 +124,22 @@ class Engine:
         """
         form = self._subject.form
         states = [replace(blob, requantised=rounded) for blob in take_states(cache, form, boundary)]
-        found = self.tier.restore(request, chain, boundary, states)
+        prompt = self.prompt(request, chain)
+        found = self.tier.restore(prompt, boundary, states)
         if not isinstance(found, Restored):
-            raise LostError(f"{request}: no slot for a state: {found.reason}")
-        kept = self.tier.keep(found.run, request, chain, boundary)
+            raise LostError(f"{request}: no slot for a state: {found}")
+        kept = self.tier.keep(found.run, prompt, boundary)
         if not isinstance(kept, Checkpoint):
             raise LostError(f"{request}: no checkpoint: {kept}")
         self.tier.owner.clear(found.run)
-        blocks = take_blocks(cache, form, 0, boundary)
-        saved = self.client.save(request, chain, blocks, scope=self._scope)
+        self.save_blocks(prompt, cache, boundary)
+
+    def save_blocks(self, prompt: Prompt, cache: DynamicCache, boundary: int) -> None:
+        """Give the KV of the first `boundary` tokens to the node."""
+        blocks = take_blocks(cache, self._subject.form, 0, boundary)
+        saved = self.client.save(prompt.request, prompt.chain, blocks, scope=prompt.scope)
         if saved.declined:
-            raise LostError(f"{request}: the node declined KV: {dict(saved.declined)}")
+            raise LostError(f"{prompt.request}: the node declined KV: {dict(saved.declined)}")
 
     def drain(self) -> None:
         """Move every checkpoint to the node, and wait until all is on NVMe."""
@@ -161,9 +171,9 @@ class Engine:
         self, request: str, chain: Chain, boundary: int, states: Sequence[Blob]
     ) -> list[Blob]:
         """Restore into a fresh active slot; return what is in it, native, in memory of its own."""
-        found = self.tier.restore(request, chain, boundary, states)
+        found = self.tier.restore(self.prompt(request, chain), boundary, states)
         if not isinstance(found, Restored):
-            raise LostError(f"{request}: no slot for a state: {found.reason}")
+            raise LostError(f"{request}: no slot for a state: {found}")
         copy = self.tier.export(found.run, boundary)
         if not isinstance(copy, Outward):
             raise LostError(f"{request}: no copy of a slot: {copy}")

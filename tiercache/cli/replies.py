@@ -27,6 +27,8 @@ class Row(msgspec.Struct, frozen=True):
     leases: int
     sights: int
     dtype: str = ""
+    left_s: float | None = None
+    pinned: bool = False
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -57,6 +59,78 @@ class Verified(msgspec.Struct, frozen=True):
     cursor: int
 
 
+class PinRow(msgspec.Struct, frozen=True):
+    """One pin. `session` is 0 for an operator's, which ends at its age only."""
+
+    number: int
+    owner: str
+    session: int
+    objects: int
+    nbytes: int
+    left_s: float
+
+
+class PinRows(msgspec.Struct, frozen=True):
+    """The first of `count` pins, and how much of the budget all of them take."""
+
+    pins: list[PinRow]
+    count: int
+    nbytes: int
+    nbytes_max: int
+
+
+class ShareRow(msgspec.Struct, frozen=True):
+    """One tenant: its shares, what they are in bytes, what it takes, what became of its offers."""
+
+    tenant: str
+    host: float
+    nvme: float
+    allowed: dict[str, int]
+    taken: dict[str, int]
+    outcomes: dict[str, int]
+
+
+class ShareRows(msgspec.Struct, frozen=True):
+    """Tenants by name, and the shares of those that are not named."""
+
+    host: float
+    nvme: float
+    tenants: list[ShareRow]
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """A namespace was cleared on all nodes but those that are `behind`, which have not said so. One that
+    was silent for `ttl_s` is waited for no more."""
+
+    flush: int
+    behind: list[str]
+    ttl_s: int
+
+
+class MemberRow(msgspec.Struct, frozen=True):
+    """One node of a cluster: what it can hold, how many boundaries it has told, how it does."""
+
+    name: str
+    boot: str
+    address: str
+    protocols: tuple[int, int]
+    host_bytes: int
+    nvme_bytes: int
+    boundaries: int
+    health: str
+
+
+class Members(msgspec.Struct, frozen=True):
+    """A cluster as `node` sees it. `standing_s`: how long that node may still give things out without a
+    word from etcd. `behind`: by namespace, who has not carried out its last clear."""
+
+    cluster: str
+    node: str
+    standing_s: float
+    nodes: list[MemberRow]
+    behind: dict[str, list[str]]
+
+
 class NodeFacts(msgspec.Struct, frozen=True):
     """What a node says of itself."""
 
@@ -81,7 +155,7 @@ class Stats(msgspec.Struct, frozen=True):
     namespaces: list[tuple[Label, dict[str, int]]]
 
 
-Answer = Rows | Evicted | Verified | Stats
+Answer = Rows | Evicted | Verified | Stats | PinRows | ShareRows | Cleared | Members
 Asked = TypeVar("Asked", bound=Answer)
 
 

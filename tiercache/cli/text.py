@@ -76,6 +76,9 @@ def as_toml(settings: msgspec.Struct) -> str:
 def _toml(key: str, value: object) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(key, item) for item in value)}]"
+    if isinstance(value, dict):
+        pairs = (f"{_toml('', name)} = {_toml(key, item)}" for name, item in value.items())
+        return f"{{ {', '.join(pairs)} }}" if value else "{}"
     if isinstance(value, int) and "bytes" in key.split("_"):
         value = format_size(value)
     # TOML's text, numbers and booleans are JSON's, but for one more escape.

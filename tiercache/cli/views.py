@@ -10,6 +10,8 @@ from rich.text import Text
 
 from tiercache.cli import text
 from tiercache.cli.documents import TIERS, BadCopy, Namespace, Object, Place, Statistics
+from tiercache.cli.replies import Members, PinRow, ShareRow
+from tiercache.wire import sharing
 
 SHORT_HEX = 12
 """Digits shown of a digest. What is shown of a key is a prefix of it, so it can be asked for."""
@@ -77,7 +79,41 @@ def inspection(row: Object, now: float) -> RenderableType:
         ("nvme", _place(row.nvme)),
         ("leases", str(row.leases)),
         ("sights", str(row.sights)),
+        ("ends in", "-" if row.left_s is None else text.age(row.left_s)),
+        ("pinned", "yes" if row.pinned else "no"),
     )
+
+
+def pins(rows: Sequence[PinRow]) -> RenderableType:
+    """Return one line per pin."""
+    numbers = ("pin", "objects", "size", "ends in")
+    table = _table("pin", "owner", "kind", "objects", "size", "ends in", numbers=numbers)
+    for row in rows:
+        _add(
+            table,
+            str(row.number),
+            row.owner or "-",
+            f"session {row.session}" if row.session else "operator",
+            f"{row.objects:,}",
+            text.size(row.nbytes),
+            text.age(row.left_s),
+        )
+    return table
+
+
+def shares(rows: Sequence[ShareRow]) -> RenderableType:
+    """Return one line per tenant."""
+    names = ("host", "takes", "of", "nvme", "takes", "of")
+    outcomes = list(dict.fromkeys(name for row in rows for name in row.outcomes))
+    table = _table("tenant", *names, *outcomes, numbers=(*names, *outcomes))
+    for row in rows:
+        cells: list[str] = []
+        for tier, share in zip(TIERS, (row.host, row.nvme), strict=True):
+            taken, allowed = row.taken.get(tier, 0), row.allowed.get(tier, 0)
+            cells += [f"{share:g}", text.size(taken), text.size(allowed)]
+        counts = (f"{row.outcomes.get(name, 0):,}" for name in outcomes)
+        _add(table, row.tenant, *cells, *counts)
+    return table
 
 
 def failures(failed: Sequence[BadCopy]) -> RenderableType:
@@ -145,6 +181,7 @@ def _traffic(report: Statistics) -> RenderableType:
         ("hit rate", f"{_rate(rate.lookups)} of lookups, {_rate(rate.tokens)} of tokens"),
         ("hit tokens", _counts(counters.get("hit_tokens", {}))),
         ("misses", _counts(counters.get("misses", {}))),
+        ("computed", _counts(counters.get("lost_tokens", {}))),
         ("reserves", _counts(counters.get("reserves", {}))),
         (
             "commits",
@@ -159,11 +196,56 @@ def _traffic(report: Statistics) -> RenderableType:
             f"{text.size(report.gauge('quarantined_bytes'))} in quarantine",
         ),
         (
+            "protected",
+            f"{text.size(report.gauge('pinned_bytes'))} pinned of "
+            f"{text.size(report.gauge('pinned_bytes_max'))}, "
+            f"{text.size(report.gauge('sheltered_bytes'))} shared by many; "
+            f"{report.gauge('expiring_objects'):,.0f} objects have an end, "
+            f"{report.count('expired'):,} came to it",
+        ),
+        (
             "sessions",
             f"{report.gauge('sessions'):,.0f}, {report.gauge('reservations'):,.0f} open "
             f"reservations, {report.gauge('waiting'):,.0f} waiting",
         ),
     )
+
+
+def members(found: Members) -> RenderableType:
+    """Return one line per node of a cluster; `boundaries` are what a node could resume."""
+    names = ("node", "address", "health", "memory", "disk", "boundaries", "protocol", "boot")
+    table = _table(*names, numbers=("memory", "disk", "boundaries"))
+    for row in found.nodes:
+        low, high = row.protocols
+        _add(
+            table,
+            row.name,
+            row.address,
+            row.health,
+            text.size(row.host_bytes),
+            text.size(row.nvme_bytes) if row.nvme_bytes else "-",
+            f"{row.boundaries:,}",
+            str(low) if low == high else f"{low}-{high}",
+            row.boot,
+        )
+    return table
+
+
+def places(found: sharing.Places) -> RenderableType:
+    """Return one line per node that could resume a prompt, the asked one first."""
+    names = ("node", "tokens", "tier", "bytes", "to fetch", "fetch s", "compute s", "health")
+    table = _table(*names, numbers=names[1:2] + names[3:7])
+    for place in found.places:
+        _add(
+            table,
+            place.node or "(this one)",
+            f"{place.boundary:,}",
+            place.tier or "-",
+            *(text.size(size) if size >= 0 else "?" for size in (place.nbytes, place.absent_bytes)),
+            *(f"{s:.3g}" if s >= 0 else "?" for s in (place.seconds, place.compute_s)),
+            place.health or "-",
+        )
+    return table
 
 
 def _namespaces(rows: Sequence[Namespace]) -> RenderableType:

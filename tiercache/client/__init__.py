@@ -13,22 +13,42 @@ Importing this loads no torch.
 
 from tiercache.client.aio import AsyncClient
 from tiercache.client.arena import copy_into
-from tiercache.client.plan import Holding, Plan
+from tiercache.client.plan import Holding, Plan, Survey
 from tiercache.client.sync import Client
-from tiercache.client.values import Blob, Flushed, Options, Saved, Scope, Wanted
+from tiercache.client.values import (
+    Blob,
+    Cleared,
+    Flushed,
+    Options,
+    Pinned,
+    Place,
+    Places,
+    Pushed,
+    Saved,
+    Scope,
+    Wanted,
+)
+from tiercache.state import Hint
 from tiercache.wire.messages import Capture
 
 __all__ = [
     "AsyncClient",
     "Blob",
     "Capture",
+    "Cleared",
     "Client",
     "Flushed",
+    "Hint",
     "Holding",
     "Options",
+    "Pinned",
+    "Place",
+    "Places",
     "Plan",
+    "Pushed",
     "Saved",
     "Scope",
+    "Survey",
     "Wanted",
     "copy_into",
 ]

@@ -14,9 +14,24 @@ from tiercache.client import flows
 from tiercache.client.aiolink import AsyncLink, connect
 from tiercache.client.attempts import Attempts
 from tiercache.client.checks import Form
-from tiercache.client.plan import Holding, Plan
+from tiercache.client.locating import locating
+from tiercache.client.pinning import pinning, unpinning
+from tiercache.client.plan import Holding, Plan, Survey
+from tiercache.client.pushing import pushing
+from tiercache.client.saving import saving
 from tiercache.client.session import Call
-from tiercache.client.values import Blob, Flushed, Options, Saved, Scope, Wanted
+from tiercache.client.values import (
+    Blob,
+    Cleared,
+    Flushed,
+    Options,
+    Pinned,
+    Places,
+    Pushed,
+    Saved,
+    Scope,
+    Wanted,
+)
 from tiercache.errors import ProtocolError, RefusedError, UnavailableError
 from tiercache.state import Chain, Layout, Namespace
 
@@ -91,7 +106,7 @@ class AsyncClient:
         """As `Client.save`; bytes above INLINE_BYTES are copied in a thread."""
         if not self._options.write:
             raise ValueError("this client attached without `write`")
-        return await self._run(flows.saving(self._form, request, chain, blobs, scope, parent))
+        return await self._run(saving(self._form, request, chain, blobs, scope, parent))
 
     async def fetch(
         self,
@@ -104,11 +119,54 @@ class AsyncClient:
         """As `Client.fetch`."""
         return await self._run(flows.fetching(self._form, request, wanted, scope, wait_s), wait_s)
 
+    async def survey(
+        self, request: str, path: bytes, *, scope: Scope = _SCOPE, hold_s: float = 10.0
+    ) -> Survey:
+        """As `Client.survey`."""
+        return await self._run(flows.looking(self._form, request, path, scope, hold_s))
+
+    async def clear(self, *, wait_s: float = 10.0) -> Cleared:
+        """As `Client.clear`."""
+        return await self._run(flows.clearing(self._form), wait_s)
+
     async def flush(self, *, durable: bool = False, wait_s: float = 10.0) -> Flushed:
         """As `Client.flush`."""
         return await self._run(flows.flushing(durable=durable, wait_s=wait_s), wait_s)
 
-    async def release(self, plan: Plan | Holding) -> None:
+    async def push(
+        self,
+        request: str,
+        chain: Chain,
+        to: str,
+        *,
+        scope: Scope = _SCOPE,
+        wait_s: float = 1.0,
+    ) -> Pushed:
+        """As `Client.push`."""
+        return await self._run(pushing(self._form, request, chain, to, scope, wait_s), wait_s)
+
+    async def where(
+        self, chain: Chain, *, limit: int | None = None, scope: Scope = _SCOPE
+    ) -> Places:
+        """As `Client.where`."""
+        return await self._run(locating(self._form, chain, limit, scope))
+
+    async def pin(
+        self,
+        chain: Chain,
+        *,
+        boundary: int | None = None,
+        scope: Scope = _SCOPE,
+        age_s: float = 60.0,
+    ) -> Pinned:
+        """As `Client.pin`."""
+        return await self._run(pinning(self._form, chain, boundary, scope, age_s))
+
+    async def unpin(self, pinned: Pinned) -> Pinned:
+        """As `Client.unpin`."""
+        return await self._run(unpinning(pinned.number))
+
+    async def release(self, plan: Plan | Holding | Survey) -> None:
         """As `Client.release`; never waits."""
         plan.release()
 

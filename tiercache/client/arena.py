@@ -82,20 +82,22 @@ class Arena:
             0 <= offset <= len(self._writers[segment]) - nbytes
         )
 
-    def write(self, segment: int, offset: int, data: memoryview) -> bytes:
-        """Copy flat bytes to a place that `holds` them; other threads run meanwhile.
+    def write(self, segment: int, offset: int, *pieces: memoryview) -> bytes:
+        """Copy flat bytes one after another to a place that `holds` them; other threads run meanwhile.
 
-        Returns the XXH3-128 of the source. It is taken piece by piece, while the bytes are in the
+        Returns the XXH3-128 of the source. It is taken bit by bit, while the bytes are in the
         cache; what the source becomes during the copy then never passes for what was meant.
         """
-        end = offset + data.nbytes
-        target = self._writers[segment][offset:end]
+        end = offset + sum(piece.nbytes for piece in pieces)
         self._map(segment, offset, end)
-        source = np.frombuffer(data, np.uint8)
         checksum = xxh3_128()
-        for at in range(0, data.nbytes, PIECE_BYTES):
-            np.copyto(target[at : at + PIECE_BYTES], source[at : at + PIECE_BYTES])
-            checksum.update(data[at : at + PIECE_BYTES])
+        for data in pieces:
+            target = self._writers[segment][offset : offset + data.nbytes]
+            offset += data.nbytes
+            source = np.frombuffer(data, np.uint8)
+            for at in range(0, data.nbytes, PIECE_BYTES):
+                np.copyto(target[at : at + PIECE_BYTES], source[at : at + PIECE_BYTES])
+                checksum.update(data[at : at + PIECE_BYTES])
         return checksum.digest()
 
     def _map(self, segment: int, start: int, end: int) -> None:

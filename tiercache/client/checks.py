@@ -11,10 +11,10 @@ from tiercache.wire import messages as wire
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One blob to be stored: what is offered, and its flat bytes."""
+    """One blob to be stored: what is offered, and its flat bytes, piece by piece."""
 
     offer: wire.Offer
-    data: memoryview
+    pieces: tuple[memoryview, ...]
 
 
 class Form:
@@ -56,13 +56,14 @@ class Form:
         part = self.layout.parts[index]
         _check_range(part, blob, len(chain))
         try:
-            data = memoryview(blob.data).cast("B")
+            pieces = tuple(memoryview(piece).cast("B") for piece in (blob.data, *blob.more))
         except TypeError as fault:
             raise ValueError(f"part {part.name!r}: the bytes must be contiguous") from fault
         expected = part.nbytes(blob.end - blob.start, shard)
-        if not data.nbytes or (blob.codec == NATIVE and data.nbytes != expected):
+        nbytes = sum(piece.nbytes for piece in pieces)
+        if not nbytes or (blob.codec == NATIVE and nbytes != expected):
             raise LayoutError(
-                f"part {part.name!r}: {data.nbytes} bytes for tokens [{blob.start}, {blob.end}) of "
+                f"part {part.name!r}: {nbytes} bytes for tokens [{blob.start}, {blob.end}) of "
                 f"shard {shard}, which takes {expected}"
             )
         inside = blob.end % chain.block_tokens
@@ -75,11 +76,11 @@ class Form:
             base=chain.digests[blob.end // chain.block_tokens] if inside else b"",
             start=blob.start,
             end=blob.end,
-            nbytes=data.nbytes,
+            nbytes=nbytes,
             parent=parent,
             requantised=blob.requantised,
         )
-        return Job(offer, data)
+        return Job(offer, pieces)
 
     def _find(self, name: str, shard: Shard | None) -> tuple[int, Shard]:
         part = self.layout.part(name)

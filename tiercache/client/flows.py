@@ -6,23 +6,23 @@ UnavailableError, whose text becomes the reason. Closing a flow at any yield und
 so a driver closes it on every path. Arguments are checked before the first step.
 """
 
-from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
+
+import msgspec
 
 from tiercache.client.arena import Arena
 from tiercache.client.checks import Form, Job
-from tiercache.client.plan import Holding, Leased, Plan
+from tiercache.client.plan import Holding, Leased, Plan, Survey
 from tiercache.client.session import Call, Session
-from tiercache.client.values import Blob, Flushed, Saved, Scope, Wanted
+from tiercache.client.values import Cleared, Flushed, Scope, Wanted
 from tiercache.errors import UnavailableError
 from tiercache.state import Chain
+from tiercache.state.canonical import DIGEST_BYTES
 from tiercache.wire import messages as wire
-
-COMMIT_BYTES: Final = 4 << 20
-"""Copied bytes after which tickets are committed, so that large blobs are sealed one by one."""
+from tiercache.wire import surveying
 
 
 class Attach(Enum):
@@ -43,13 +43,13 @@ class Copying:
     @property
     def nbytes(self) -> int:
         """Bytes to copy."""
-        return sum(job.data.nbytes for job, _ in self.jobs)
+        return sum(job.offer.nbytes for job, _ in self.jobs)
 
     def run(self) -> None:
         """Copy, and fill in the checksums. Raises UnavailableError when the attachment is over."""
         with self.session.writing():
             for job, grant in self.jobs:
-                checksum = self.arena.write(grant.segment, grant.offset, job.data)
+                checksum = self.arena.write(grant.segment, grant.offset, *job.pieces)
                 self.checksums.append(checksum)
 
 
@@ -86,7 +86,7 @@ def planning(form: Form, request: str, chain: Chain, limit: int | None, scope: S
     return Plan(
         request=request,
         boundary=reply.boundary,
-        digest=chain.digest_at(reply.boundary),
+        digest=_digest(chain, reply.boundary),
         ready=reply.ready,
         ready_boundary=min(reply.ready_boundary, reply.boundary),
         checkpoints=tuple(reply.checkpoints),
@@ -99,7 +99,12 @@ def planning(form: Form, request: str, chain: Chain, limit: int | None, scope: S
 
 def no_plan(request: str, chain: Chain, scope: Scope, reason: str) -> Plan:
     """Return the plan to compute everything, and why."""
-    return Plan(request, 0, chain.digest_at(0), False, 0, (), reason, chain, scope)
+    return Plan(request, 0, _digest(chain, 0), False, 0, (), reason, chain, scope)
+
+
+def _digest(chain: Chain, boundary: int) -> bytes:
+    """Return the digest at a boundary; b"" at the start of a chain that was given, not made of tokens."""
+    return chain.digest_at(boundary) if boundary or chain.digests else b""
 
 
 def _plan(
@@ -110,7 +115,7 @@ def _plan(
     scope: Scope,
     tails: Sequence[wire.Tail] = (),
 ) -> Flow[wire.Planned]:
-    reply = yield from _asked(
+    reply = yield from ask(
         session,
         wire.Plan(
             call=session.number(),
@@ -125,14 +130,34 @@ def _plan(
             capture=scope.capture,
             all_ranks=scope.all_ranks,
             reshard=scope.reshard,
+            ends=_ends(chain, scope.capture),
+            care=scope.care,
+            source=scope.source,
         ),
     )
     assert isinstance(reply, wire.Planned)
     return reply
 
 
+def _ends(chain: Chain, capture: wire.Capture) -> list[wire.Tail]:
+    """Return the prompt's ends, as far as they can be captured and lie inside blocks: none of a chain
+    whose tokens are not known."""
+    if not chain.digests:
+        return []
+    block, grain = chain.block_tokens, max(1, capture.grain)
+    ends = {tokens // grain * grain for tokens in (len(chain) - 1, len(chain))}
+    return [
+        wire.Tail(end, chain.digest_at(end), chain.digests[end // block])
+        for end in sorted(ends)
+        if end > 0 and end % block
+    ]
+
+
 def _verified(chain: Chain, planned: wire.Planned, limit: int) -> list[wire.Tail]:
-    """Return the candidates that this chain really reaches, deeper than what was planned."""
+    """Return the candidates that this chain really reaches, deeper than what was planned: none of a
+    chain whose tokens are not known."""
+    if not chain.digests:
+        return []
     block = chain.block_tokens
     return [
         tail
@@ -143,7 +168,7 @@ def _verified(chain: Chain, planned: wire.Planned, limit: int) -> list[wire.Tail
     ]
 
 
-def _asked(session: Session, message: wire.Request) -> Flow[wire.Reply]:
+def ask(session: Session, message: wire.Request) -> Flow[wire.Reply]:
     """Ask, and if it does not come to an answer, see that a late one is undone."""
     call = Call(message)
     try:
@@ -170,7 +195,7 @@ def loading(form: Form, plan: Plan, wait_s: float) -> Flow[Plan]:
         assert isinstance(session, Session)
         wait_ms = max(0, int(wait_s * 1000))
         scope = plan.scope
-        reply = yield from _asked(
+        reply = yield from ask(
             session,
             wire.Load(
                 session.number(),
@@ -190,7 +215,7 @@ def loading(form: Form, plan: Plan, wait_s: float) -> Flow[Plan]:
     return Plan(
         request=plan.request,
         boundary=reply.boundary,
-        digest=plan.chain.digest_at(reply.boundary),
+        digest=_digest(plan.chain, reply.boundary),
         ready=reply.boundary > 0,
         ready_boundary=reply.boundary,
         checkpoints=plan.checkpoints,
@@ -212,7 +237,7 @@ def fetching(
         assert isinstance(session, Session)
         lease = session.hold(request)
         try:
-            reply = yield from _asked(
+            reply = yield from ask(
                 session,
                 wire.Fetch(
                     session.number(),
@@ -235,79 +260,69 @@ def fetching(
     return Holding(request, len(asked), "", leased)
 
 
-def saving(
-    form: Form, request: str, chain: Chain, blobs: Sequence[Blob], scope: Scope, parent: bytes
-) -> Flow[Saved]:
-    """Reserve room, copy, commit; what was reserved and not committed is cancelled on every path."""
-    form.check_request(request, chain)
-    jobs = form.jobs(chain, blobs, parent)
-    outcomes: Counter[str] = Counter()
-    if jobs:
-        try:
-            session = yield Attach.ATTACH
-            assert isinstance(session, Session)
-            for at in range(0, len(jobs), session.offers_max):
-                batch = jobs[at : at + session.offers_max]
-                yield from _save_batch(session, request, scope, batch, outcomes)
-        except UnavailableError as fault:
-            why = str(fault).partition(":")[0]
-            outcomes[why] += len(jobs) - outcomes.total()
-    stored, held = outcomes.pop("stored", 0), outcomes.pop("held", 0)
-    return Saved(stored, held, dict(outcomes))
-
-
-def _save_batch(
-    session: Session, request: str, scope: Scope, jobs: Sequence[Job], outcomes: Counter[str]
-) -> Flow[None]:
-    call = Call(
-        wire.Reserve(session.number(), request, scope.lora, scope.salt, [job.offer for job in jobs])
-    )
-    open_tickets: set[int] | None = None
+def looking(form: Form, request: str, path: bytes, scope: Scope, hold_s: float) -> Flow[Survey]:
+    """Ask what is held along a path."""
+    form.check_request(request)
+    if not path or len(path) % DIGEST_BYTES:
+        raise ValueError(f"a path is digests of {DIGEST_BYTES} bytes, not {len(path)} bytes")
     try:
-        reply = yield call
-        assert isinstance(reply, wire.Reserved)
-        if len(reply.grants) != len(jobs):
-            raise session.fail(f"{len(reply.grants)} grants for {len(jobs)} offers")
-        arena = session.arena
-        granted = []
-        for job, grant in zip(jobs, reply.grants, strict=True):
-            if grant.outcome != "granted":
-                outcomes[grant.outcome] += 1
-            elif arena.holds(grant.segment, grant.offset, job.data.nbytes):
-                granted.append((job, grant))
-            else:
-                raise session.fail("the node granted a place that cannot be")
-        open_tickets = {grant.ticket for _, grant in granted}
-        for chunk in _chunks(granted):
-            copying = Copying(session, arena, chunk)
-            yield copying
-            if session.ended:
-                raise UnavailableError(f"unavailable: {session.ended}")
-            tickets = [grant.ticket for _, grant in chunk]
-            session.notify(wire.Commit(tickets, copying.checksums))
-            open_tickets.difference_update(tickets)
-            outcomes["stored"] += len(tickets)
-    except BaseException:
-        if open_tickets is None:
-            session.abandon(call)
-        elif open_tickets:
-            session.notify(wire.Cancel(sorted(open_tickets)))
-        raise
+        session = yield Attach.ATTACH
+        assert isinstance(session, Session)
+        lease = session.hold(request)
+        try:
+            reply = yield from ask(
+                session,
+                surveying.Survey(
+                    session.number(),
+                    request,
+                    scope.lora,
+                    scope.salt,
+                    path,
+                    list(scope.codecs),
+                    max(0, int(hold_s * 1000)),
+                ),
+            )
+            assert isinstance(reply, surveying.Surveyed)
+            lengths = {len(flags) for flags in reply.held}
+            parts = len(form.layout.parts)
+            if (
+                len(reply.held) != parts
+                or len(lengths) != 1
+                or max(lengths) * DIGEST_BYTES > len(path)
+            ):
+                raise session.fail("the survey does not fit the layout")
+            leased = Leased(session, None, lease, form.layout)  # It reads nothing.
+        except BaseException:
+            lease.release()
+            raise
+    except UnavailableError as fault:
+        return Survey(request, (), str(fault))
+    return Survey(request, tuple(reply.held), "", leased)
 
 
-def _chunks(
-    granted: Sequence[tuple[Job, wire.Grant]],
-) -> Generator[Sequence[tuple[Job, wire.Grant]], None, None]:
-    chunk: list[tuple[Job, wire.Grant]] = []
-    nbytes = 0
-    for job, grant in granted:
-        chunk.append((job, grant))
-        nbytes += job.data.nbytes
-        if nbytes >= COMMIT_BYTES:
-            yield chunk
-            chunk, nbytes = [], 0
-    if chunk:
-        yield chunk
+def clearing(form: Form) -> Flow[Cleared]:
+    """Drop the whole namespace."""
+    try:
+        session = yield Attach.ATTACH
+        assert isinstance(session, Session)
+        name = form.namespace.digest.hex()
+        reply = yield from ask(session, wire.Clear(session.number(), name))
+        assert isinstance(reply, wire.Report)
+        try:
+            told = msgspec.json.decode(reply.body, type=_Evicted)
+        except msgspec.DecodeError as fault:
+            raise session.fail(
+                f"what the node says of the clear is not understood: {fault}"
+            ) from fault
+    except UnavailableError as fault:
+        return Cleared(0, 0, reason=str(fault))
+    return Cleared(told.objects, told.busy, told.failed)
+
+
+class _Evicted(msgspec.Struct, frozen=True):
+    objects: int
+    busy: int
+    failed: str
 
 
 def flushing(*, durable: bool, wait_s: float) -> Flow[Flushed]:
@@ -316,7 +331,7 @@ def flushing(*, durable: bool, wait_s: float) -> Flow[Flushed]:
         session = yield Attach.ATTACH
         assert isinstance(session, Session)
         wait_ms = max(0, int(wait_s * 1000))
-        reply = yield from _asked(session, wire.Flush(session.number(), durable, wait_ms))
+        reply = yield from ask(session, wire.Flush(session.number(), durable, wait_ms))
         assert isinstance(reply, wire.Flushed)
     except UnavailableError as fault:
         return Flushed(0, 0, str(fault))

@@ -80,6 +80,7 @@ class Handshake:
                     ranks=options.ranks,
                     rank=options.rank,
                     write=options.write,
+                    prefill_tokens_per_s=options.prefill_tokens_per_s,
                 )
             )
         except ValueError as fault:

@@ -1,4 +1,4 @@
-"""What `plan`, `load` and `fetch` return: bytes under a lease."""
+"""What `plan`, `load`, `fetch` and `survey` return: what the node keeps until it is released."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -92,7 +92,8 @@ class _Releasing:
 class Plan(_Releasing):
     """Where a request can resume.
 
-    `boundary`: tokens that need not be computed, 0 for a miss, `digest` the chain's digest there.
+    `boundary`: tokens that need not be computed, 0 for a miss, `digest` the chain's digest there (b"" at
+    0 of a `GivenChain`).
     `ready`: all of it is in host memory and `blobs` are there; otherwise `load` waits for the rest,
     of which `ready_boundary` tokens are in host memory now. `checkpoints`: token counts worth
     capturing during this prefill. `reason` says why there is no more ("" when there is).
@@ -136,3 +137,18 @@ class Holding(_Releasing):
         """One view per object wanted, in order, None for what is not there; valid until the
         release. Raises as `Plan.blobs` does."""
         return (None,) * self.count if self.leased is None else self.leased.blobs()
+
+
+@dataclass(frozen=True, eq=False)
+class Survey(_Releasing):
+    """What is held along a path of blocks, for this rank: kept until the release, or a while.
+
+    `found`: for each part of the layout one byte per block, 1 where the object that ends there is
+    held; cut off at the first block where a part that needs all its blocks has none. Empty when the
+    node did not answer; `reason` says why.
+    """
+
+    request: str
+    found: tuple[bytes, ...]
+    reason: str
+    leased: Leased | None = field(default=None, repr=False)

@@ -19,7 +19,7 @@ from typing import Final
 
 from tiercache.client.arena import Arena
 from tiercache.errors import ProtocolError, UnavailableError
-from tiercache.wire import CALLS_MAX, ClientSide
+from tiercache.wire import CALLS_MAX, ClientSide, surveying
 from tiercache.wire import messages as wire
 
 NOTICES_MAX: Final = 65_536
@@ -32,7 +32,7 @@ OFFER_BYTES_MAX: Final = 512
 OUTBOX_BYTES: Final = 4096
 """Bytes of notices that are packed at once; the others stay queued, where they are counted."""
 
-_LEASING: Final = (wire.Plan, wire.Load, wire.Fetch)
+_LEASING: Final = (wire.Plan, surveying.Survey, wire.Load, wire.Fetch)
 
 
 class Call:
@@ -281,7 +281,9 @@ class Session:
 
     def _undo(self, message: wire.Request, reply: wire.Reply) -> None:
         match message:
-            case wire.Plan() | wire.Load() | wire.Fetch() if message.request not in self._holds:
+            case wire.Plan() | surveying.Survey() | wire.Load() | wire.Fetch() if (
+                message.request not in self._holds
+            ):
                 self.notify(wire.Release([message.request]))
             case wire.Reserve() if isinstance(reply, wire.Reserved):
                 tickets = [g.ticket for g in reply.grants if g.outcome == "granted"]

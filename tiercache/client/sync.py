@@ -13,9 +13,24 @@ from tiercache.client import flows
 from tiercache.client.attempts import Attempts
 from tiercache.client.checks import Form
 from tiercache.client.link import Link, connect
-from tiercache.client.plan import Holding, Plan
+from tiercache.client.locating import locating
+from tiercache.client.pinning import pinning, unpinning
+from tiercache.client.plan import Holding, Plan, Survey
+from tiercache.client.pushing import pushing
+from tiercache.client.saving import saving
 from tiercache.client.session import Call
-from tiercache.client.values import Blob, Flushed, Options, Saved, Scope, Wanted
+from tiercache.client.values import (
+    Blob,
+    Cleared,
+    Flushed,
+    Options,
+    Pinned,
+    Places,
+    Pushed,
+    Saved,
+    Scope,
+    Wanted,
+)
 from tiercache.errors import ProtocolError, RefusedError, UnavailableError
 from tiercache.state import Chain, Layout, Namespace
 
@@ -98,7 +113,7 @@ class Client:
         """
         if not self._options.write:
             raise ValueError("this client attached without `write`")
-        return self._run(flows.saving(self._form, request, chain, blobs, scope, parent))
+        return self._run(saving(self._form, request, chain, blobs, scope, parent))
 
     def fetch(
         self,
@@ -111,12 +126,66 @@ class Client:
         """Lease objects by name, waiting up to `wait_s` for those outside host memory."""
         return self._run(flows.fetching(self._form, request, wanted, scope, wait_s), wait_s)
 
+    def survey(
+        self, request: str, path: bytes, *, scope: Scope = _SCOPE, hold_s: float = 10.0
+    ) -> Survey:
+        """Ask what is held along a path, for an engine that chooses the boundary itself and then fetches.
+
+        `path`: digests of consecutive whole blocks, concatenated, from any block on. The node drops
+        nothing of what it found for `hold_s`, or until the survey is released.
+        """
+        return self._run(flows.looking(self._form, request, path, scope, hold_s))
+
+    def clear(self, *, wait_s: float = 10.0) -> Cleared:
+        """Drop all objects of this client's namespace (as it attached, without narrowing), whoever
+        saved them, from every tier."""
+        return self._run(flows.clearing(self._form), wait_s)
+
     def flush(self, *, durable: bool = False, wait_s: float = 10.0) -> Flushed:
         """Wait until what this client saved is sealed and, if `durable`, on disk as far as it has
         earned it."""
         return self._run(flows.flushing(durable=durable, wait_s=wait_s), wait_s)
 
-    def release(self, plan: Plan | Holding) -> None:
+    def push(
+        self,
+        request: str,
+        chain: Chain,
+        to: str,
+        *,
+        scope: Scope = _SCOPE,
+        wait_s: float = 1.0,
+    ) -> Pushed:
+        """Have the node `to` of the cluster take what this one holds of a prompt, so that an engine there
+        goes on from it. May be called again while the prompt is computed: each time, what is new goes
+        over. Whole blocks only; what is not sealed yet (see `flush`) does not go."""
+        return self._run(pushing(self._form, request, chain, to, scope, wait_s), wait_s)
+
+    def where(self, chain: Chain, *, limit: int | None = None, scope: Scope = _SCOPE) -> Places:
+        """Ask where a prompt could be resumed, `limit` tokens at most (one less than the chain has), and
+        what that would take: here, and on the other nodes of the cluster as far as they have told.
+
+        Changes nothing: no lease, no visit. Whole blocks only. What is said may be over by the time it is
+        heard; `plan` decides.
+        """
+        return self._run(locating(self._form, chain, limit, scope))
+
+    def pin(
+        self,
+        chain: Chain,
+        *,
+        boundary: int | None = None,
+        scope: Scope = _SCOPE,
+        age_s: float = 60.0,
+    ) -> Pinned:
+        """Keep what a boundary (None: the chain's end) rests on in host memory for `age_s`, within the
+        node's budget. Ends with this attachment, or with `unpin`."""
+        return self._run(pinning(self._form, chain, boundary, scope, age_s))
+
+    def unpin(self, pinned: Pinned) -> Pinned:
+        """End a pin of this attachment; "nothing" when it has ended already."""
+        return self._run(unpinning(pinned.number))
+
+    def release(self, plan: Plan | Holding | Survey) -> None:
         """Let go of a plan's bytes. Idempotent, never blocks."""
         plan.release()
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
-from tiercache.state import NATIVE, Shard
+from tiercache.state import NATIVE, Care, Hint, Shard
+from tiercache.state.care import TTL_MS_MAX
 from tiercache.wire.messages import Capture
 
 
@@ -17,6 +19,8 @@ class Options:
     bounds what one call waits for the node, its lock and its connection included; copying bytes in
     `save` comes on top. `required`: `attach` raises when the node cannot be had; otherwise the
     client starts detached. `retry_s`: attempts to attach are at least this far apart.
+    `prefill_tokens_per_s`: how fast the engine computes the start of a prompt, over all ranks; with it the
+    node declines what it would take longer to bring back. 0: not known.
     """
 
     ranks: int = 1
@@ -26,12 +30,15 @@ class Options:
     deadline_s: float = 1.0
     required: bool = False
     retry_s: float = 0.5
+    prefill_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.ranks:
             raise ValueError(f"rank {self.rank} is not one of {self.ranks} ranks")
         if not (self.deadline_s > 0 and self.retry_s >= 0):
             raise ValueError("deadline_s must be above 0 and retry_s at least 0")
+        if not self.prefill_tokens_per_s >= 0:
+            raise ValueError("prefill_tokens_per_s must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,15 @@ class Scope:
     """What narrows one call: an adapter's content identity and a tenant's salt ("" for none), the
     codecs that are acceptable, what the engine can capture, whether `plan` also leases the other
     ranks' shards, and whether shards saved by ranks of another number will do (`reshard`): then one
-    object may come as several blobs, which `tiercache.device.gather` joins."""
+    object may come as several blobs, which `tiercache.device.gather` joins.
+
+    `source`: the node of the cluster that handed the request over: it is asked whether it has more,
+    whatever it has told so far.
+
+    How the request's objects should be kept: `ttl_s`, after which they are gone (0: as the namespace
+    has it; such objects stay in memory); `priority`, -2 (goes first) to 2 (goes last), a bias; `hint`,
+    what the engine knows of the session; `do_not_store`: nothing of the request is ever stored, in any
+    tier. ValueError for values outside."""
 
     lora: str = ""
     salt: str = ""
@@ -47,6 +62,75 @@ class Scope:
     capture: Capture = field(default_factory=Capture)
     all_ranks: bool = False
     reshard: bool = False
+    source: str = ""
+    ttl_s: float = 0.0
+    priority: int = 0
+    hint: Hint = Hint.NONE
+    do_not_store: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ttl_s <= TTL_MS_MAX / 1000:
+            raise ValueError(f"ttl_s {self.ttl_s} is not in 0..{TTL_MS_MAX // 1000}")
+        if problem := self.care.why_not():
+            raise ValueError(problem)
+
+    @property
+    def care(self) -> Care:
+        """How the request's objects should be kept, as the node hears it. A TTL is rounded up."""
+        return Care(ceil(self.ttl_s * 1000), self.priority, self.hint, not self.do_not_store)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """How far another node could resume what was pushed to it, from its memory, when it answered.
+    `reason` says why that is 0: "unknown_node", "busy", "not_taken", "unavailable", "deadline", or why
+    the own node did not answer."""
+
+    boundary: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How deep one node could resume a prompt, and what it takes to do that on the node that was asked.
+
+    `node` is "" for that one. `tier`: "host" when all is in its memory, "nvme" or "coming" (from another
+    node) when something is not, "peer" for another node; "" at boundary 0. `nbytes` is what the boundary
+    rests on, over all ranks; `absent_bytes` of it are not in memory there. `seconds`: how long they take
+    to come, `compute_s`: how long the tokens take to compute. -1 for what is not known. `health` of
+    another node is "well", "probed" or "sick".
+    """
+
+    node: str
+    boundary: int
+    tier: str
+    nbytes: int
+    absent_bytes: int
+    seconds: float
+    compute_s: float
+    health: str
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a prompt could be resumed: on the own node first, then on others, the deepest first. `reason`
+    says why the own node could resume nothing, or did not answer; then there are no places."""
+
+    places: tuple[Place, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What became of a pin. `outcome`: "pinned", or why not: "incomplete" (not all that the boundary
+    rests on is there), "over_budget", "too_many", "invalid" (it may last `age_s` at most),
+    "unavailable", "deadline". `objects` and `nbytes` of host memory are pinned for `age_s`."""
+
+    outcome: str
+    number: int = 0
+    objects: int = 0
+    nbytes: int = 0
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +140,8 @@ class Blob:
     `end`: token count its bytes end at (the boundary, for a snapshot); `start`: first token they
     cover, 0 for a snapshot. `data`: flat bytes. From the client, a read-only view of leased bytes:
     after the release they may become other bytes, but stay readable memory. To `save`, any
-    contiguous buffer. `shard`: None for this rank's. `requantised`: how often the bytes were derived
-    from quantised ones.
+    contiguous buffer, and `more` are buffers that follow it: the object is all of them joined.
+    `shard`: None for this rank's. `requantised`: how often the bytes were derived from quantised ones.
     """
 
     part: str
@@ -67,6 +151,7 @@ class Blob:
     shard: Shard | None = None
     codec: str = NATIVE
     requantised: int = 0
+    more: tuple[memoryview, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +166,28 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Cleared:
+    """What became of a namespace: `objects` are gone from every tier, `busy` ones are out of sight
+    and go when whoever uses them lets go. `failed` names a tier that may bring its objects back with
+    the next start of the node. `reason` is "" when the node answered."""
+
+    objects: int
+    busy: int
+    failed: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """What became of the blobs of one `save`: handed over to be sealed, there already, or declined
-    (outcome -> count; "busy", "full", "too_large", "deadline", "unavailable", ...). Not promised:
-    that what is `stored` is sealed yet, or stays."""
+    (outcome -> count; "busy", "full", "quota", "do_not_store", "too_large", "deadline", "unavailable",
+    ...). Not promised: that what is `stored` is sealed yet, or stays. `evicted`: objects of the same
+    tenant that went for it, since the tenant would have been beyond its share."""
 
     stored: int
     held: int
     declined: Mapping[str, int]
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from tiercache.core.books import Books
-from tiercache.core.catalog import Item, Status
+from tiercache.core.catalog import Item, Status, Told
+from tiercache.core.tenants import TIERS, Tenant
 from tiercache.state import Extent
 
 
@@ -19,6 +20,8 @@ def audit(books: Books, in_jobs: Counter[Item], in_segments: Counter[int]) -> No
     _audit_leases(books)
     _audit_masks(books)
     _audit_log(books, in_segments)
+    _audit_protection(books, items)
+    _audit_told(books)
 
 
 def _audit_space(books: Books, items: list[Item]) -> None:
@@ -47,7 +50,10 @@ def _audit_users(books: Books, items: list[Item], in_jobs: Counter[Item]) -> Non
     for item in items:
         assert item.users == users[item], f"{item.key}: {item.users} users, {users[item]} known"
         droppable = item.status is Status.SEALED and item.host is not None and item.users == 0
-        assert not droppable or item in books.eviction, f"{item.key} can never be dropped"
+        pinned = item in books.protection.pins
+        assert item.idle == (item in books.eviction), f"{item.key}: in the order of eviction or not"
+        assert not (pinned and item.idle), f"{item.key} is pinned, and may be dropped"
+        assert not droppable or pinned or item in books.eviction, f"{item.key} can never be dropped"
         kept = item.host is not None and item.status is Status.SEALED
         assert kept or item not in books.eviction, f"{item.key}: nothing there to drop"
         assert item.nbytes > 0
@@ -55,6 +61,7 @@ def _audit_users(books: Books, items: list[Item], in_jobs: Counter[Item]) -> Non
         assert item.target is not None or not in_the_making, f"{item.key} has no room"
     assert len(books.eviction) == sum(item in books.eviction for item in items), "stray victims"
     assert set(users) <= set(items), "a user of an item that is gone"
+    books.passage.check()
 
 
 def _audit_leases(books: Books) -> None:
@@ -80,6 +87,7 @@ def _audit_masks(books: Books) -> None:
             assert entry.digest == digest
             assert entry.items or entry.tails, "an empty entry stayed"
             masks = {"host": 0, "nvme": 0}
+            coming = 0
             for bit, item in entry.items.items():
                 assert item.slot.bit == bit
                 assert books.catalog.items[item.id] is item
@@ -91,9 +99,12 @@ def _audit_masks(books: Books) -> None:
                         counts[tier] += 1
                 if item.status is Status.SEALED:
                     assert item.host or item.nvme or item.target, f"{item.key} is nowhere"
+                    if not (item.host or item.nvme):
+                        coming |= 1 << bit
             assert entry.host == masks["host"], "host mask"
             assert entry.nvme == masks["nvme"], "nvme mask"
-            assert entry.held == entry.host | entry.nvme, "held mask"
+            assert entry.coming == coming, "mask of what is on its way"
+            assert entry.held == entry.host | entry.nvme | entry.coming, "held mask"
             assert len(entry.tails) <= books.limits.tails_max, "too many tails"
             for tail in entry.tails:
                 assert shelf.entries[tail.digest].base == digest, "a tail that is not there"
@@ -118,3 +129,41 @@ def _audit_log(books: Books, jobs: Counter[int]) -> None:
         assert end <= segment.size, f"segment {segment.number} overflows"
         assert segment.jobs == jobs[segment.number], f"jobs in segment {segment.number}"
     assert jobs.keys() <= log.segments.keys(), "a job in a segment that is gone"
+
+
+def _audit_protection(books: Books, items: list[Item]) -> None:
+    """Pins stay within their budget, ends are known of what is there, and tenants take what they hold."""
+    protection = books.protection
+    protection.pins.check()
+    protection.expiry.check(protection.now)
+    held = set(books.catalog)
+    assert {item for pin in protection.pins for item in pin.items} <= held, "a pin of what is gone"
+    assert all(item in held for item in protection.expiry), "an end of what is gone"
+    owners = {pin.session for pin in protection.pins} - {None}
+    assert owners <= books.sessions.keys(), "a pin of a session that has ended"
+    taken: Counter[tuple[Tenant | None, str]] = Counter()
+    for item in items:
+        tenant = item.entry.shelf.tenant
+        for extent in (item.host, item.target):
+            taken[tenant, "host"] += extent.size if extent is not None else 0
+        taken[tenant, "nvme"] += item.nvme.size if item.nvme is not None else 0
+    assert not taken[None, "host"], "memory is taken by nobody"
+    tenants = {shelf.tenant for shelf in books.catalog.shelves.values()} | set(protection.tenants)
+    for tenant in tenants - {None}:
+        assert tenant is not None
+        for tier in TIERS:
+            assert tenant.taken[tier] == taken[tenant, tier], f"what {tenant.name} takes of {tier}"
+    for tenant in protection.tenants:
+        shelves = [s for s in books.catalog.shelves.values() if s.tenant is tenant]
+        assert tenant.shelves == len(shelves), f"namespaces of {tenant.name}"
+    for shelter in protection.shelters.values():
+        shelter.check()
+
+
+def _audit_told(books: Books) -> None:
+    """Others were told of every boundary what is the case, as far as there was room."""
+    own = books.catalog.own
+    for shelf in books.catalog.shelves.values():
+        for entry in shelf.entries.values():
+            due = entry.due() if own is not None else Told.NOTHING
+            assert entry.told is due, f"{entry.digest.hex()[:12]}: told {entry.told}, not {due}"

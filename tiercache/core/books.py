@@ -6,17 +6,25 @@ keeps a copy. `check` says whether they add up.
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from math import inf
+from typing import NamedTuple
 
 from tiercache.core.catalog import Catalog, Item, Shelf, Status
+from tiercache.core.cluster.summary import Own
 from tiercache.core.commands import Command, Forget, Reply, ReplyBody
+from tiercache.core.cost import work_of
 from tiercache.core.counters import Counters
 from tiercache.core.leases import Leases
 from tiercache.core.limits import Limits
 from tiercache.core.log import Log
+from tiercache.core.pace import Pace
+from tiercache.core.passage import Passage
 from tiercache.core.policy.base import Eviction
-from tiercache.core.policy.lru import Lru
+from tiercache.core.policy.tenants import ByTenant
+from tiercache.core.protection import Protection
 from tiercache.core.sights import Request, Sights
 from tiercache.core.space import Space
+from tiercache.core.tenants import Tenant
 from tiercache.state import Extent, Key, Layout, Namespace
 from tiercache.state.keys import chain_start
 
@@ -34,6 +42,18 @@ class Disk(IntEnum):
     READY = 4
 
 
+class Room(NamedTuple):
+    """The answer to who asks for memory: an extent, or why there is none ("full", "quota"). `own`: how
+    many objects of the same tenant went because the tenant would have been beyond its share."""
+
+    extent: Extent | None
+    why: str
+    own: int
+
+
+NO_ROOM = Room(None, "full", 0)
+
+
 class Session:
     """A client that serves one namespace as one of `ranks`."""
 
@@ -46,6 +66,7 @@ class Session:
         self.rank = 0
         self.write = False
         self.writer = ""
+        self.prefill_tokens_per_s = 0.0
         self.narrowed: dict[tuple[str, str], Shelf] = {("", ""): shelf}
         self.reserved: dict[int, Item] = {}  # Tickets not committed yet.
         self.reserved_at: dict[int, float] = {}
@@ -62,16 +83,24 @@ class Books:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.catalog = Catalog(limits.tails_max)
+        clustering = limits.clustering
+        tells = clustering.peers_max or clustering.tells_routers
+        own = Own(clustering.names_max, clustering.name_changes_max) if tells else None
+        self.catalog = Catalog(limits.tails_max, own)
         self.space = Space(limits.host_segments, ALIGNMENT)
         self.log = Log(limits.nvme_bytes, limits.nvme_segment_bytes, ALIGNMENT)
-        self.eviction: Eviction[Item] = Lru()
         self.leases = Leases()
         self.sights = Sights(limits.sights_max, limits.recent_requests_max)
+        self.protection = Protection(limits, ALIGNMENT)
+        self.passage = Passage(limits, self.catalog)
+        self.eviction: ByTenant[Item] = self.protection.around(self.passage.make, self.sights)
         self.sessions: dict[int, Session] = {}
         self.abandoned: dict[int, Session] = {}  # Ended, but their process may still touch memory.
         self.counters = Counters()
+        self.nvme_pace = Pace(limits.sample_bytes_min)
         self.disk = Disk.OPENING if limits.nvme_bytes else Disk.OFF
+        self._flushes: dict[bytes, int] = {}
+        self.standing_until = 0.0 if clustering.peers_max else inf
         self.out: list[Command] = []
         self.doomed: set[Item] = set()
         self._jobs = 0
@@ -91,9 +120,14 @@ class Books:
 
     def use(self, item: Item) -> None:
         """Keep the item's host extent in place until `let_go`."""
-        if item.users == 0 and item.host is not None:
-            self.eviction.remove(item)
+        if item.idle and item.users == 0:
+            self.withdraw(item)
         item.users += 1
+
+    def withdraw(self, item: Item) -> None:
+        """An idle item may not be dropped any more."""
+        item.idle = False
+        self.eviction.remove(item)
 
     def look_at(self, item: Item) -> None:
         """Like `use`, but the item keeps its place in the order of eviction: nobody wanted it."""
@@ -116,20 +150,54 @@ class Books:
             self.doomed.discard(item)
             for extent in (item.host, item.target):
                 if extent is not None:
-                    self.space.free(extent)
+                    self.free(item, extent)
             item.host = item.target = None
-        elif item.status is Status.SEALED and item.host is not None and item not in self.eviction:
+        elif (
+            not item.idle
+            and item.status is Status.SEALED
+            and item.host is not None
+            and item not in self.protection.pins
+        ):
+            item.idle = True
             self.eviction.add(item)
+
+    def unpin(self, items: Iterable[Item]) -> None:
+        """These are under no pin any more: who nobody uses may go, deep blocks before shallow ones."""
+        for item in reversed(list(items)):
+            if item.users == 0:
+                self._settle(item)
 
     # --- making room and letting bytes go
 
-    def allocate(self, nbytes: int) -> Extent | None:
-        """Return room in the host tier, dropping what nobody uses; None when that does not do."""
+    def allocate(self, shelf: Shelf, nbytes: int) -> Room:
+        """Return room in the host tier for an object of a namespace, dropping what nobody uses.
+
+        A tenant beyond its share drops its own objects only; nobody else's go for it.
+        """
+        size = self.space.rounded(nbytes)
+        tenant = shelf.tenant
+        assert tenant is not None  # Only what has a name is given memory.
+        own = 0
+        while tenant.would_pass("host", size):
+            most = self.limits.evictions_per_reserve_max
+            victim = self._first_idle(self.eviction.of(tenant)) if own < most else None
+            if victim is None or size > tenant.allowed("host"):
+                return Room(None, "quota", own)
+            self.evict(victim)
+            self.counters.add("quota_evictions", "host")
+            own += 1
+        extent = self._run(nbytes, tenant)
+        if extent is None:
+            return NO_ROOM
+        tenant.taken["host"] += extent.size
+        return Room(extent, "", own)
+
+    def _run(self, nbytes: int, tenant: Tenant) -> Extent | None:
         extent = self.space.allocate(nbytes)
         if extent is not None or nbytes > self.space.object_bytes_max:
             return extent
         for _ in range(self.limits.evictions_per_reserve_max):
-            victim = self.victim()
+            victim = self.victim(tenant)
             if victim is None:
                 return None
             self.evict(victim)
@@ -138,12 +206,28 @@ class Books:
                 return extent
         return None
 
-    def victim(self) -> Item | None:
-        """Return what leaves memory next; None when all of it is in use."""
-        for item in self.eviction.victims():
+    def free(self, item: Item, extent: Extent) -> None:
+        """Give back memory that an object took."""
+        tenant = item.entry.shelf.tenant
+        assert tenant is not None
+        tenant.taken["host"] -= extent.size
+        self.space.free(extent)
+
+    def victim(self, tenant: Tenant) -> Item | None:
+        """Return what leaves memory next for a tenant; None when all that may go is in use.
+
+        What others were promised does not go for it, its own does.
+        """
+        found = self._first_idle(self.eviction)
+        if found is None and tenant.is_limited:
+            return self._first_idle(self.eviction.of(tenant))
+        return found
+
+    def _first_idle(self, order: Eviction[Item]) -> Item | None:
+        for item in order.victims():
             if not item.users:
                 return item
-            self.eviction.remove(item)  # Being looked at: it comes back when that is over.
+            self.withdraw(item)  # Being looked at: it comes back when that is over.
         return None
 
     def evict(self, victim: Item) -> None:
@@ -159,8 +243,8 @@ class Books:
         if item.nvme is None:
             self.discard(item)
             return
-        self.eviction.remove(item)
-        self.space.free(item.host)
+        self.withdraw(item)
+        self.free(item, item.host)
         item.host = None
         item.piece = None
         self.catalog.update(item)
@@ -200,8 +284,9 @@ class Books:
             item.nvme = None
             if forget:
                 self.forget([item.key])
-        if item in self.eviction:
-            self.eviction.remove(item)
+        if item.idle:
+            self.withdraw(item)
+        self.protection.gone(item)
         self.catalog.remove(item)
         self.doomed.add(item)
         if item.users == 0:
@@ -217,6 +302,20 @@ class Books:
     def release(self, session: int, request: str) -> None:
         """End a lease."""
         self.let_go_of(self.leases.end(session, request))
+
+    # --- the cluster
+
+    def is_isolated(self, now: float) -> bool:
+        """Return whether this node may have missed a flush, and so must give nothing out."""
+        return now >= self.standing_until
+
+    def flush_of(self, namespace: bytes) -> int:
+        """Return the number of the last flush of a namespace that was carried out here."""
+        return self._flushes.get(namespace, 0)
+
+    def flushed(self, namespace: bytes, number: int) -> None:
+        """A flush was carried out: objects from before it are taken from nobody any more."""
+        self._flushes[namespace] = max(number, self._flushes.get(namespace, 0))
 
     # --- the whole
 
@@ -245,16 +344,28 @@ class Books:
                 return None
             shelf = shelves[namespace.digest] = Shelf(namespace.digest, namespace.label(), layout)
         shelf.label = namespace.label()
-        shelf.layout = layout
+        shelf.work = work_of(namespace.model, self.limits.evicting.works)
+        self.named(shelf)
+        self.catalog.learn(shelf, layout)
         shelf.start = chain_start(namespace.chain)
         return shelf
+
+    def named(self, shelf: Shelf) -> None:
+        """The label of a shelf is known: what it holds is its tenant's."""
+        for tenant in self.protection.named(shelf):
+            self.eviction.forget(tenant)
+            self.passage.left(tenant)
+        assert shelf.tenant is not None
+        self.eviction.join(shelf.tenant)
 
     def _drop_empty_shelf(self) -> bool:
         in_use = {id(session.shelf) for session in self.sessions.values()}
         for digest, shelf in self.catalog.shelves.items():
             if not shelf.entries and id(shelf) not in in_use:
                 del self.catalog.shelves[digest]
+                self.protection.tenants.leave(shelf)
                 self.sights.forget(digest)
+                self.passage.forget(shelf)
                 return True
         return False
 

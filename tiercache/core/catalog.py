@@ -8,9 +8,16 @@ shards and stored objects.
 from bisect import bisect_right
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
+from tiercache.core.cluster.summary import Own
+from tiercache.core.cost import EVEN
 from tiercache.core.events import Tail
-from tiercache.state import Extent, Key, Label, Layout, Piece, Record, Shard
+from tiercache.state import Extent, Hint, Key, Label, Layout, Piece, Record, Shard
+from tiercache.state.names import short
+
+if TYPE_CHECKING:
+    from tiercache.core.tenants import Tenant
 
 NUMBERS_SPARE = 1024
 """Numbers of items that are gone are swept out once there are more of them than items, and this."""
@@ -27,6 +34,14 @@ class Status(IntEnum):
     SEALING = 1  # Its checksum is being computed.
     SEALED = 2
     DOOMED = 3  # Out of the catalog; its extent is freed when its last user lets go.
+
+
+class Told(IntEnum):
+    """What others were told of an entry."""
+
+    NOTHING = 0
+    SLOWER = 1  # That it can be resumed, not from memory alone.
+    MEMORY = 2
 
 
 class Slot:
@@ -55,6 +70,7 @@ class Item:
         "entry",
         "host",
         "id",
+        "idle",
         "nbytes",
         "nvme",
         "parent",
@@ -88,6 +104,7 @@ class Item:
         self.sealed_at = 0.0
         self.piece: Piece | None = None
         self.queued = False  # On its way to NVMe.
+        self.idle = False  # In the order of eviction.
 
     @property
     def key(self) -> Key:
@@ -113,14 +130,29 @@ class Item:
 
 
 class Entry:
-    """All that ends at one digest. `host`, `nvme` and `held` are masks of the slots held there, and
-    in either.
+    """All that ends at one digest. `host` and `nvme` are masks of the slots held there, `coming` of those
+    on their way from another node and nowhere here yet; `held` is any of these.
 
     `tails` are boundaries inside the next block, the one used last at the end; `base` is set on an entry
-    that is such a tail.
+    that is such a tail. `hint` is what the request that reached it last said of its session, at
+    `hinted_at`; `priority` is the highest that any request gave it.
     """
 
-    __slots__ = ("base", "digest", "held", "host", "items", "nvme", "shelf", "tails")
+    __slots__ = (
+        "base",
+        "coming",
+        "digest",
+        "held",
+        "hint",
+        "hinted_at",
+        "host",
+        "items",
+        "nvme",
+        "priority",
+        "shelf",
+        "tails",
+        "told",
+    )
 
     def __init__(self, shelf: "Shelf", digest: bytes, base: bytes) -> None:
         self.shelf = shelf
@@ -129,8 +161,21 @@ class Entry:
         self.items: dict[int, Item] = {}
         self.host = 0
         self.nvme = 0
+        self.coming = 0
         self.held = 0
         self.tails: tuple[Tail, ...] = ()
+        self.told = Told.NOTHING  # To other nodes and routers.
+        self.hint = Hint.NONE
+        self.hinted_at = 0.0
+        self.priority: int | None = None  # Nobody said anything.
+
+    def due(self) -> Told:
+        """Return what others should be told of it."""
+        held = self.host | self.nvme
+        if self.base or not self.shelf.has_all(held):
+            return Told.NOTHING
+        in_memory = held == self.host or self.shelf.has_all(self.host)
+        return Told.MEMORY if in_memory else Told.SLOWER
 
     def agrees(self, end: int, base: bytes) -> bool:
         """Return whether an object that ends at `end` tokens can be here: a digest names one boundary."""
@@ -144,11 +189,16 @@ class Shelf:
         self.digest = digest
         self.label = label
         self.layout = layout
+        self.clears = 0  # How often it was cleared.
         self.start = b""  # The digest of no tokens; known once a client attaches.
         self.entries: dict[bytes, Entry] = {}
         self.slots: dict[tuple[str, Shard, str], Slot] = {}
         self._covers: dict[tuple[str, Shard, str], tuple[int, tuple[int, ...]]] = {}
         self.remembered = False
+        self.tenant: Tenant | None = None  # Known once the label is.
+        self.ttl_s = 0.0  # How long objects last that say nothing themselves; 0: for ever.
+        self.work = EVEN  # What computing a prompt costs here, and how fast its start is computed.
+        self.prefill_tokens_per_s = 0.0  # 0: not known.
         self.objects = 0
         self.held = {"host": 0, "nvme": 0}
         self.bytes = {"host": 0, "nvme": 0}
@@ -160,6 +210,13 @@ class Shelf:
         if found is None:
             found = self.slots[name] = Slot(part, shard, codec, len(self.slots))
         return found
+
+    def has_all(self, mask: int) -> bool:
+        """Return whether a mask has something of every snapshot part; where there are none, anything."""
+        if not mask or self.layout is None:
+            return False
+        parts = {slot.part for slot in self.slots.values() if mask >> slot.bit & 1}
+        return all(part.name in parts for part in self.layout.parts if part.is_snapshot)
 
     def covers(self, part: str, shard: Shard, codec: str, *, reshard: bool) -> tuple[int, ...]:
         """Return the masks of slots that together hold a shard, those with the fewest first.
@@ -196,12 +253,20 @@ class Shelf:
 class Catalog:
     """Every object of the node, found by namespace and digest or by number."""
 
-    def __init__(self, tails_max: int) -> None:
+    def __init__(self, tails_max: int, own: Own | None = None) -> None:
+        self.own = own  # What other nodes and routers are told, where there are any.
         self.shelves: dict[bytes, Shelf] = {}
         self.items: dict[int, Item] = {}
         self._numbers: list[int] = []  # Of all items, ascending, and of some that are gone.
         self._next = 1
         self._tails_max = tails_max
+
+    def learn(self, shelf: Shelf, layout: Layout) -> None:
+        """The layout of a namespace is known: what was found of it without can be told now."""
+        was, shelf.layout = shelf.layout, layout
+        if was is None and self.own is not None:
+            for entry in shelf.entries.values():
+                self._tell(self.own, entry)
 
     def create(self, shelf: Shelf, slot: Slot, where: Tail, span: tuple[int, int]) -> Item:
         """Add an object that is not held yet. `where.base` is b"" unless it ends inside a block.
@@ -257,7 +322,26 @@ class Catalog:
                 shelf.held[tier] += 1 if is_in else -1
         entry.host = entry.host & ~bit | in_host
         entry.nvme = entry.nvme & ~bit | on_nvme
-        entry.held = entry.host | entry.nvme
+        coming = sealed and item.target is not None and not (in_host | on_nvme)
+        entry.coming = entry.coming & ~bit | (bit if coming else 0)
+        entry.held = entry.host | entry.nvme | entry.coming
+        if self.own is not None:
+            self._tell(self.own, entry)
+
+    def _tell(self, own: Own, entry: Entry) -> None:
+        """Others hear of a boundary at which every snapshot part has something, or, where there are
+        none, of every block. Whether it can be resumed indeed, this node says when it is asked."""
+        was, now = entry.told, entry.due()
+        if now is was:
+            return
+        entry.told = now
+        name = short(entry.shelf.digest, entry.digest)
+        if now is Told.NOTHING:
+            own.remove(name)
+        elif was is Told.NOTHING:
+            own.add(name, slower=now is Told.SLOWER)
+        else:
+            own.move(name, slower=now is Told.SLOWER)
 
     def remove(self, item: Item) -> None:
         """Take an object out: nothing finds it again. Its extents are the caller's to free."""

@@ -6,6 +6,16 @@ others, since the core never reuses an extent that a running job reads.
 
 import msgspec
 
+from tiercache.core.cluster.commands import (
+    Announce,
+    Lent,
+    Locate,
+    Located,
+    Places,
+    Pull,
+    Summarised,
+    Taken,
+)
 from tiercache.core.events import Tail
 from tiercache.state import Extent, Key, Label, Layout, Piece, Record
 
@@ -95,6 +105,19 @@ class Planned(_Command, frozen=True):
     reason: str
 
 
+class Pushed(_Command, frozen=True):
+    """Answers `PushAsked`: how far the other node could resume then, or why it took nothing."""
+
+    boundary: int
+    reason: str
+
+
+class Surveyed(_Command, frozen=True):
+    """Answers `SurveyAsked`; fields as in the wire message of this name."""
+
+    held: list[bytes]
+
+
 class Loaded(_Command, frozen=True):
     """Answers `LoadAsked`."""
 
@@ -104,11 +127,13 @@ class Loaded(_Command, frozen=True):
 
 
 class Granted(_Command, frozen=True):
-    """The answer to one offer: an extent to write, or why not."""
+    """The answer to one offer: an extent to write, or why not. `own`: objects of the same tenant that
+    went since it would have been beyond its share."""
 
     outcome: str
     ticket: int
     extent: Extent | None
+    own: int = 0
 
 
 class Reserved(_Command, frozen=True):
@@ -131,7 +156,7 @@ class Flushed(_Command, frozen=True):
 
 
 class Row(_Command, frozen=True):
-    """One object as an operator sees it."""
+    """One object as an operator sees it. `left_s`: how long it lasts, None when it has no end."""
 
     id: int
     key: str
@@ -145,6 +170,8 @@ class Row(_Command, frozen=True):
     leases: int
     sights: int
     dtype: str = ""
+    left_s: float | None = None
+    pinned: bool = False
 
 
 class Rows(_Command, frozen=True):
@@ -174,6 +201,57 @@ class Verified(_Command, frozen=True):
     cursor: int
 
 
+class Pinned(_Command, frozen=True):
+    """Answers `PinAsked`, `KeysPinAsked` and `UnpinAsked`. `outcome` is "pinned", "unpinned", or why not;
+    `number` that of the pin, 0 for none; `age_s` how long it will last."""
+
+    outcome: str
+    number: int = 0
+    objects: int = 0
+    nbytes: int = 0
+    age_s: float = 0.0
+
+
+class PinRow(_Command, frozen=True):
+    """One pin as an operator sees it. `session` is 0 for an operator's."""
+
+    number: int
+    owner: str
+    session: int
+    objects: int
+    nbytes: int
+    left_s: float
+
+
+class PinRows(_Command, frozen=True):
+    """Answers `PinsAsked`: the first of `count` pins, and what all of them take."""
+
+    pins: list[PinRow]
+    count: int
+    nbytes: int
+    nbytes_max: int
+
+
+class ShareRow(_Command, frozen=True):
+    """One tenant: the shares it may take, what that is in bytes, what it takes, and what became of its
+    offers."""
+
+    tenant: str
+    host: float
+    nvme: float
+    allowed: dict[str, int]
+    taken: dict[str, int]
+    outcomes: dict[str, int]
+
+
+class ShareRows(_Command, frozen=True):
+    """Answers `SharesAsked`. `host` and `nvme` are the shares of a tenant that is not named."""
+
+    host: float
+    nvme: float
+    tenants: list[ShareRow]
+
+
 class Stats(_Command, frozen=True):
     """Answers `StatsAsked`."""
 
@@ -186,6 +264,8 @@ ReplyBody = (
     Accepted
     | Refused
     | Planned
+    | Surveyed
+    | Pushed
     | Loaded
     | Reserved
     | Fetched
@@ -193,7 +273,15 @@ ReplyBody = (
     | Rows
     | Evicted
     | Verified
+    | Pinned
+    | PinRows
+    | ShareRows
     | Stats
+    | Located
+    | Lent
+    | Summarised
+    | Taken
+    | Places
 )
 
 
@@ -205,4 +293,17 @@ class Reply(_Command, frozen=True):
     body: ReplyBody
 
 
-Command = Reply | Seal | Store | Fill | Check | Forget | Reclaim | Wipe | Remember
+Command = (
+    Reply
+    | Seal
+    | Store
+    | Fill
+    | Check
+    | Forget
+    | Reclaim
+    | Wipe
+    | Remember
+    | Locate
+    | Pull
+    | Announce
+)

@@ -2,8 +2,11 @@
 
 import msgspec
 
+from tiercache.core import guard_events
+from tiercache.core.cluster.events import ClusterEvent
 from tiercache.errors import Fault
-from tiercache.state import Extent, Label, Layout, Namespace, Record, Shard
+from tiercache.state import Care, Extent, Label, Layout, Namespace, Record, Shard
+from tiercache.state.care import NO_CARE
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -19,7 +22,8 @@ class Tail(_Event, frozen=True):
 
 
 class Capture(_Event, frozen=True):
-    """What an engine can capture: ends of chunks of `chunk_tokens` (0: none), multiples of `grain`."""
+    """What an engine can capture: multiples of `grain` tokens. With `grain` 0, only the ends of chunks of
+    `chunk_tokens` (0: none) and of the prompt."""
 
     chunk_tokens: int
     grain: int
@@ -53,7 +57,8 @@ class Wanted(_Event, frozen=True):
 
 
 class Attached(_Event, frozen=True):
-    """A client serves one namespace as one of `ranks`; replied to with `Accepted` or `Refused`."""
+    """A client serves one namespace as one of `ranks`; replied to with `Accepted` or `Refused`.
+    `prefill_tokens_per_s`: how fast it computes the start of a prompt, 0 when it does not say."""
 
     session: int
     call: int
@@ -63,6 +68,7 @@ class Attached(_Event, frozen=True):
     rank: int
     write: bool
     writer: str
+    prefill_tokens_per_s: float = 0.0
 
 
 class Closed(_Event, frozen=True):
@@ -83,7 +89,8 @@ class Gone(_Event, frozen=True):
 
 class PlanAsked(_Event, frozen=True):
     """Where can this request resume? `digests`: of the prompt's whole blocks, in order. `reshard`: shards
-    of other ways to split a part will do."""
+    of other ways to split a part will do. `ends`: the prompt's own ends that lie inside blocks. `source`: a
+    node that is asked whatever it has told, since the request comes from there."""
 
     session: int
     call: int
@@ -98,6 +105,39 @@ class PlanAsked(_Event, frozen=True):
     capture: Capture
     all_ranks: bool
     reshard: bool = False
+    ends: list[Tail] = []
+    care: Care = NO_CARE
+    source: str = ""
+
+
+class PushAsked(_Event, frozen=True):
+    """Have the node `to` take what is held of this prompt, `limit` tokens at most; by `deadline`."""
+
+    session: int
+    call: int
+    request: str
+    lora: str
+    salt: str
+    digests: list[bytes]
+    limit: int
+    codecs: tuple[str, ...]
+    reshard: bool
+    to: str
+    deadline: float
+
+
+class SurveyAsked(_Event, frozen=True):
+    """What is held of this path for this rank? `digests`: of consecutive whole blocks. What it finds
+    is kept until `until` at most."""
+
+    session: int
+    call: int
+    request: str
+    lora: str
+    salt: str
+    digests: list[bytes]
+    codecs: tuple[str, ...]
+    until: float
 
 
 class LoadAsked(_Event, frozen=True):
@@ -123,6 +163,7 @@ class ReserveAsked(_Event, frozen=True):
     lora: str
     salt: str
     offers: list[Offer]
+    care: Care = NO_CARE
 
 
 class FetchAsked(_Event, frozen=True):
@@ -174,11 +215,15 @@ class EvictAsked(_Event, frozen=True):
 
 
 class ClearAsked(_Event, frozen=True):
-    """Drop namespaces whose hex digest starts with `namespace` from every tier."""
+    """Drop namespaces whose hex digest starts with `namespace` from every tier.
+
+    `flush`: the number of the cluster's flush that this carries out; `namespace` is a whole digest then.
+    """
 
     session: int
     call: int
     namespace: str
+    flush: int = 0
 
 
 class VerifyAsked(_Event, frozen=True):
@@ -295,6 +340,8 @@ Event = (
     | Closed
     | Gone
     | PlanAsked
+    | SurveyAsked
+    | PushAsked
     | LoadAsked
     | ReserveAsked
     | FetchAsked
@@ -304,6 +351,7 @@ Event = (
     | EvictAsked
     | ClearAsked
     | VerifyAsked
+    | guard_events.Asked
     | Committed
     | Cancelled
     | Released
@@ -318,4 +366,5 @@ Event = (
     | NvmeFailed
     | TierFailed
     | Tick
+    | ClusterEvent
 )

@@ -44,7 +44,7 @@ class Filling:
             assert item.nvme is not None
             # In use before room is made for it: making room must not drop it.
             books.use(item)
-            item.target = books.allocate(item.nbytes)
+            item.target = books.allocate(item.entry.shelf, item.nbytes).extent
             if item.target is None:
                 books.let_go(item)
                 continue
@@ -63,6 +63,8 @@ class Filling:
     def _read(self, batch: list[tuple[Item, Extent]]) -> None:
         job = self._books.next_job()
         self._jobs[job] = batch
+        nbytes = sum(item.nbytes for item, _ in batch)
+        self._books.nvme_pace.started(nbytes, self._books.protection.now)
         objects: list[tuple[Record, Extent, Extent]] = []
         for item, extent in batch:
             assert item.target is not None
@@ -74,6 +76,9 @@ class Filling:
         books = self._books
         batch = self._jobs.pop(job)
         assert len(batch) == len(faults)
+        nbytes = sum(item.nbytes for item, _ in batch)
+        given = 0 if any(faults) else nbytes
+        books.nvme_pace.ended(nbytes, given, books.protection.now)
         for (item, extent), fault in zip(batch, faults, strict=True):
             books.log.finished(extent)
             if fault is None and item.status is Status.SEALED:
@@ -82,7 +87,7 @@ class Filling:
                 books.catalog.update(item)
             elif fault is not None:
                 if item.target is not None and item.status is Status.SEALED:
-                    books.space.free(item.target)
+                    books.free(item, item.target)
                     item.target = None
                 self.damaged(item, fault)
         items = [item for item, _ in batch]

@@ -46,6 +46,7 @@ class Finding:
                 label.digest, Shelf(label.digest, label, layout)
             )
             shelf.remembered = True
+            books.named(shelf)
 
     def _found(self, objects: list[tuple[Record, Extent]]) -> None:
         """These were stored before this start."""
@@ -112,3 +113,5 @@ class Finding:
         item.status = Status.SEALED
         books.log.keep(item)
         books.catalog.update(item)
+        if shelf.ttl_s:  # Nobody knows how old it is: its time begins anew.
+            books.protection.expiry.begin(item, books.protection.now + shelf.ttl_s, own=False)

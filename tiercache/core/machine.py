@@ -1,24 +1,34 @@
 """The core of one node: events in, commands out. The only door to its state."""
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
 
 from tiercache.core import events as ev
+from tiercache.core import guard_events
+from tiercache.core.advising import Advising
 from tiercache.core.audit import audit
 from tiercache.core.books import Books, Session
+from tiercache.core.catalog import Item
+from tiercache.core.cluster import events as cluster
+from tiercache.core.cluster.cluster import Cluster
+from tiercache.core.cluster.pulling import Pulling
+from tiercache.core.cluster.reach import Reach
 from tiercache.core.commands import Accepted, Command, Refused
 from tiercache.core.counters import NAMES
 from tiercache.core.filling import Filling
 from tiercache.core.finding import Finding
+from tiercache.core.guarding import Guarding
 from tiercache.core.limits import Limits
 from tiercache.core.operation import Operation
 from tiercache.core.planning import Planning
 from tiercache.core.saving import Saving
+from tiercache.core.soundness import Served, why_invalid, why_not_attach
+from tiercache.core.surveying import Surveying
 from tiercache.core.writeback import WriteBack
-from tiercache.state import Layout
-from tiercache.state.canonical import DIGEST_BYTES
 
 COUNTERS = NAMES
+ISOLATED = "isolated: this node does not know whether the others have flushed what it holds"
 
 
 class Machine:
@@ -34,10 +44,20 @@ class Machine:
         self._books = Books(limits)
         self._writeback = WriteBack(self._books)
         self._filling = Filling(self._books)
-        self._planning = Planning(self._books, self._writeback, self._filling)
-        self._saving = Saving(self._books, self._writeback)
+        self._advising = Advising(self._books)
+        pulling = Pulling(self._books)
+        reach = Reach(self._books, pulling)
+        self._planning = Planning(
+            self._books, self._writeback, self._filling, self._advising, reach
+        )
+        self.cluster = Cluster(
+            self._books, self._writeback, self._filling, pulling, reach, self._planning
+        )
+        self._surveying = Surveying(self._books, self._writeback, self._filling)
+        self._saving = Saving(self._books, self._writeback, self._advising)
         self._operation = Operation(self._books, self._writeback, self._filling, self._planning)
         self._finding = Finding(self._books, self._writeback, self._operation)
+        self._guarding = Guarding(self._books, self._writeback, self._filling)
         self._now = 0.0
         self._wall = 0.0
 
@@ -50,6 +70,7 @@ class Machine:
         """Take in one event and return what is to be done, in order."""
         self._now = max(self._now, now)
         self._wall = wall
+        self._guarding.begin(now)
         self._dispatch(event, now)
         self._writeback.pump(now)
         if self._writeback.lost:
@@ -60,7 +81,10 @@ class Machine:
     def wakeup(self) -> float | None:
         """Return when a `Tick` is due; None when nothing waits for time to pass."""
         due = self._planning.wakeup()
-        for other in (self._saving.wakeup(), self._writeback.wakeup()):
+        for stage in (
+            self._surveying, self._saving, self._writeback, self._books.protection, self.cluster,
+        ):  # fmt: skip
+            other = stage.wakeup()
             if other is not None and (due is None or other < due):
                 due = other
         return due
@@ -68,6 +92,8 @@ class Machine:
     def _dispatch(self, event: ev.Event, now: float) -> None:
         match event:  # The frequent ones first.
             case ev.FetchAsked() | ev.PlanAsked() | ev.ReserveAsked() | ev.LoadAsked():
+                self._serve(event, now)
+            case ev.SurveyAsked() | ev.PushAsked():
                 self._serve(event, now)
             case ev.Released() | ev.Committed() | ev.Cancelled() | ev.FlushAsked():
                 self._take(event, now)
@@ -79,11 +105,32 @@ class Machine:
                 self._free(self._books.abandoned.pop(session, None))
             case ev.Tick():
                 self._planning.tick(now)
+                self.cluster.tick(now)
+                self._surveying.tick(now)
                 self._saving.settled(set(), now)
             case ev.NvmeOpened() | ev.Found() | ev.ScanEnded() | ev.NvmeFailed() | ev.TierFailed():
                 self._finding.take(event)
             case ev.Sealed() | ev.Stored() | ev.Filled() | ev.Checked() | ev.Wiped():
                 self._complete(event, now)
+            case _ if isinstance(event, guard_events.Asked):
+                self._guarding.take(event)
+            case (
+                cluster.LocateAsked()
+                | cluster.LendAsked()
+                | cluster.WhereAsked()
+                | cluster.LoanOver()
+                | cluster.SummaryAsked()
+                | cluster.PeerLeft()
+                | cluster.LocateEnded()
+                | cluster.Pulled()
+                | cluster.PeerTold()
+                | cluster.MembersSeen()
+                | cluster.FlushesKnown()
+                | cluster.StandingHeld()
+                | cluster.Announced()
+                | cluster.AnnounceEnded()
+            ):
+                self.cluster.take(event, now)
             case _:
                 self._operate(event)
 
@@ -100,37 +147,24 @@ class Machine:
         session = Session(event.session, shelf, event.namespace, event.layout)
         session.ranks, session.rank = event.ranks, event.rank
         session.write, session.writer = event.write, event.writer
+        said, usual = event.prefill_tokens_per_s, self.limits.retaining.prefill_tokens_per_s
+        session.prefill_tokens_per_s = said if said > 0 else usual
         books.sessions[event.session] = session
         books.reply(event.session, event.call, Accepted())
 
     def _why_not_attach(self, event: ev.Attached) -> str:
-        layout, namespace = event.layout, event.namespace
         if event.session in self._books.sessions or event.session in self._books.abandoned:
             return "this session is attached already"
-        if namespace.layout != layout.fingerprint:
-            return (
-                f"the namespace names layout {namespace.layout[:12]}, but the layout sent is "
-                f"{layout.fingerprint[:12]}: some dtype, shape, axis or block size differs"
-            )
-        if not 0 <= event.rank < event.ranks <= self.limits.ranks_max:
-            return (
-                f"rank {event.rank} is not one of {event.ranks} (at most {self.limits.ranks_max})"
-            )
-        if len(layout.parts) > self.limits.parts_max:
-            return f"a layout has at most {self.limits.parts_max} parts"
-        names = (namespace.model, namespace.weights, namespace.tokenizer, namespace.chain)
-        if self._too_long(*names, namespace.lora, namespace.salt, event.writer):
-            return f"a name has at most {self.limits.name_bytes_max} bytes"
-        for part in layout.parts:
-            if part.units % event.ranks and event.ranks % part.units:
-                return f"part {part.name!r} has {part.units} units: {event.ranks} ranks cannot split it"
-        return ""
+        return why_not_attach(event, self.limits)
 
     def _close(self, event: ev.Closed) -> None:
         session = self._books.sessions.pop(event.session, None)
         if session is None:
             return
+        self._guarding.close(session)
         self._planning.close(session)
+        self.cluster.close(session.number)
+        self._surveying.close(session)
         self._saving.close(session)
         if event.acknowledged:
             self._free(session)
@@ -147,9 +181,7 @@ class Machine:
 
     # --- requests
 
-    def _serve(
-        self, event: ev.PlanAsked | ev.LoadAsked | ev.ReserveAsked | ev.FetchAsked, now: float
-    ) -> None:
+    def _serve(self, event: Served, now: float) -> None:
         books = self._books
         session = books.sessions.get(event.session)
         if session is None:
@@ -162,9 +194,19 @@ class Machine:
             text = problem or "too many namespaces"
             books.reply(event.session, event.call, Refused(kind, text))
             return
+        if books.is_isolated(now) and not isinstance(event, ev.ReserveAsked):
+            books.counters.add("isolated")
+            books.reply(event.session, event.call, Refused("refused", ISOLATED))
+            return
+        if session.prefill_tokens_per_s > 0:
+            shelf.prefill_tokens_per_s = session.prefill_tokens_per_s
         match event:
             case ev.PlanAsked():
                 self._planning.plan(session, shelf, event, now)
+            case ev.SurveyAsked():
+                self._surveying.survey(session, shelf, event, now)
+            case ev.PushAsked():
+                self.cluster.push(session, shelf, event, now)
             case ev.LoadAsked():
                 self._planning.load(session, shelf, event, now)
             case ev.ReserveAsked():
@@ -172,33 +214,10 @@ class Machine:
             case ev.FetchAsked():
                 self._planning.fetch(session, shelf, event, now)
 
-    def _why_invalid(
-        self, session: Session, event: ev.PlanAsked | ev.LoadAsked | ev.ReserveAsked | ev.FetchAsked
-    ) -> str:
-        limits = self.limits
-        if not 0 < len(event.request.encode()) <= limits.request_bytes_max:
-            return f"a request id has 1..{limits.request_bytes_max} bytes"
-        if (event.lora or event.salt) and self._too_long(event.lora, event.salt):
-            return f"a name has at most {limits.name_bytes_max} bytes"
-        if self._books.leases.held(session.number) > limits.leases_per_session_max:
+    def _why_invalid(self, session: Session, event: Served) -> str:
+        if self._books.leases.held(session.number) > self.limits.leases_per_session_max:
             return "the session leases too much: release something"
-        match event:
-            case ev.PlanAsked():
-                return _why_invalid_plan(session.layout, event, limits)
-            case ev.ReserveAsked():
-                if len(event.offers) > limits.batch_max:
-                    return f"more than {limits.batch_max} offers"
-            case ev.FetchAsked():
-                if len(event.wanted) > limits.batch_max:
-                    return f"more than {limits.batch_max} objects"
-                if any(not 0 <= w.part < len(session.layout.parts) for w in event.wanted):
-                    return "there is no such part"
-            case _:
-                pass
-        return ""
-
-    def _too_long(self, *names: str) -> bool:
-        return any(len(name.encode()) > self.limits.name_bytes_max for name in names)
+        return why_invalid(session.layout, event, self.limits)
 
     def _take(
         self, event: ev.FlushAsked | ev.Committed | ev.Cancelled | ev.Released, now: float
@@ -219,6 +238,7 @@ class Machine:
                 for request in requests:
                     self._books.release(session.number, request)
                     self._planning.release(session, request)
+                    self._surveying.release(session, request)
 
     def _operate(self, event: ev.Event) -> None:
         if isinstance(event, ev.ClearAsked | ev.VerifyAsked) and self._operation.is_full:
@@ -251,13 +271,17 @@ class Machine:
                 items = self._writeback.stored(job, faults, now)
                 self._saving.settled(set(items), now, self._writeback.take_lost())
             case ev.Filled(job, faults):
-                self._planning.arrived(self._filling.ended(job, faults), now)
+                self.cluster.arrived(self._filling.ended(job, faults), now)
             case ev.Checked(job, faults):
                 self._operation.checked(job, faults)
             case ev.Wiped(job, fault):
                 self._operation.wiped(job, fault)
 
     # --- figures
+
+    def items(self) -> Iterator[Item]:
+        """Yield every object, in whatever status; for tests and debugging."""
+        return iter(self._books.catalog)
 
     def gauges(self) -> dict[str, dict[str, float]]:
         """Return what is the case now, by name and label."""
@@ -281,34 +305,25 @@ class Machine:
             "namespaces": {"": len(shelves)},
             "waiting": {"": len(self._planning)},
             "sights": {"": len(books.sights)},
+            "checkpoints_open": {"": self._advising.open},
+            **books.protection.gauges(),
+            **books.passage.gauges(),
+            **self.cluster.gauges(self._now),
         }
 
     def check(self) -> None:
         """Raise AssertionError if the books do not add up."""
-        parts = (self._writeback, self._filling, self._saving, self._operation)
+        parts = (
+            self._writeback, self._filling, self._saving, self._operation, self._surveying,
+            self.cluster,
+        )  # fmt: skip
         in_jobs = Counter(item for part in parts for item in part.in_jobs())
         stages = (self._writeback, self._filling, self._operation)
         reading = chain.from_iterable(stage.in_segments() for stage in stages)
         audit(self._books, in_jobs, Counter(reading))
         self._writeback.check()
         self._planning.check()
+        self._advising.check()
+        self._surveying.check()
+        self.cluster.check()
         self._books.sights.check()
-
-
-def _why_invalid_plan(layout: Layout, event: ev.PlanAsked, limits: Limits) -> str:
-    step = layout.block_tokens
-    if len(event.digests) > limits.batch_max or len(event.tails) > limits.batch_max:
-        return f"more than {limits.batch_max} digests"
-    if event.tokens < 1 or len(event.digests) != event.tokens // step:
-        return f"{len(event.digests)} digests do not chain {event.tokens} tokens by {step}"
-    digests = chain(event.digests, (tail.digest for tail in event.tails))
-    if any(len(digest) != DIGEST_BYTES for digest in digests):
-        return f"a digest has {DIGEST_BYTES} bytes"
-    if not 0 <= event.limit <= event.tokens:
-        return f"limit {event.limit} lies outside the prompt"
-    codecs = event.codecs
-    if not 0 < len(codecs) <= limits.codecs_max or not all(map(str.isidentifier, codecs)):
-        return f"1..{limits.codecs_max} codecs must be named"
-    if any(not 0 < tail.tokens <= event.tokens or tail.tokens % step == 0 for tail in event.tails):
-        return "a tail lies inside a block of the prompt"
-    return ""

@@ -118,6 +118,7 @@ class Operation:
 
     def _row(self, item: Item) -> Row:
         shelf, entry = item.entry.shelf, item.entry
+        protection = self._books.protection
         layout = shelf.layout
         part = layout.part(item.slot.part) if layout is not None else None
         return Row(
@@ -133,6 +134,8 @@ class Operation:
             leases=item.users,
             sights=self._books.sights.count(shelf.digest, entry.digest),
             dtype=" ".join(dict.fromkeys(t.dtype for t in part.tensors)) if part else "",
+            left_s=protection.expiry.left_s(item, protection.now),
+            pinned=item in protection.pins,
         )
 
     # --- evict, clear
@@ -144,7 +147,8 @@ class Operation:
         for item in self._matching(asked.prefix):
             if asked.nbytes and nbytes >= asked.nbytes:
                 break
-            if item.users or item.status is not Status.SEALED or item.queued:
+            pinned = item in books.protection.pins
+            if item.users or item.status is not Status.SEALED or item.queued or pinned:
                 busy += 1
                 continue
             freed = 0
@@ -186,9 +190,18 @@ class Operation:
         books = self._books
         objects = nbytes = busy = 0
         keys: list[Key] = []
+        # What is gone already may be on its way to the disk, where it would be found once more.
+        keys.extend(
+            item.key
+            for item in books.doomed
+            if item.queued and item.entry.shelf.digest.hex().startswith(asked.namespace)
+        )
+        if asked.flush:
+            books.flushed(bytes.fromhex(asked.namespace), asked.flush)
         for shelf in list(books.catalog.shelves.values()):
             if not shelf.digest.hex().startswith(asked.namespace):
                 continue
+            shelf.clears += 1
             self._planning.forget(shelf)
             books.sights.forget(shelf.digest)
             for item in self._items_of(shelf):

@@ -3,16 +3,18 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from tiercache.core.advising import Advice, Advising
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf, Status
-from tiercache.core.commands import Fetched, Loaded, Planned
-from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked
+from tiercache.core.cluster.reach import Reach
+from tiercache.core.commands import Fetched, Loaded, Planned, Refused
+from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked, Tail
 from tiercache.core.filling import Filling
-from tiercache.core.policy.base import Checkpoints
-from tiercache.core.policy.checkpoints import ChunkEnds
+from tiercache.core.losses import Depths, abort, note, settle
 from tiercache.core.route import Route
 from tiercache.core.sights import Request
 from tiercache.core.waits import Wait, Waits
+from tiercache.core.worth import Worth
 from tiercache.core.writeback import WriteBack
 from tiercache.state import Layout, Piece
 
@@ -20,11 +22,20 @@ from tiercache.state import Layout, Piece
 class Planning:
     """Answers `PlanAsked`, `LoadAsked` and `FetchAsked`."""
 
-    def __init__(self, books: Books, writeback: WriteBack, filling: Filling) -> None:
+    def __init__(
+        self,
+        books: Books,
+        writeback: WriteBack,
+        filling: Filling,
+        advising: Advising,
+        reach: Reach,
+    ) -> None:
         self._books = books
         self._writeback = writeback
         self._filling = filling
-        self._checkpoints: Checkpoints = ChunkEnds(books.limits.checkpoints_max)
+        self._advising = advising
+        self._worth = Worth(books)
+        self._reach = reach
         self._routes: OrderedDict[Request, Route] = OrderedDict()
         self._asked: dict[int, dict[str, set[Request]]] = {}  # Session -> its name -> routes.
         self._waits = Waits(books.limits.waiting_max)
@@ -46,45 +57,59 @@ class Planning:
         assert asked == routes, "who asked for what"
         assert {number for number, _ in asked} <= self._books.sessions.keys()
         self._waits.check()
+        counts = self._books.counters.values
+        hit, lost = (sum(counts[name].values()) for name in ("hit_tokens", "lost_tokens"))
+        assert hit + lost == counts["lookup_tokens"][""], "tokens without a reason, or with two"
+        assert min(counts["lost_tokens"].values()) >= 0
 
     # --- plan
 
-    def plan(self, session: Session, shelf: Shelf, asked: PlanAsked, now: float) -> None:
+    def plan(
+        self,
+        session: Session,
+        shelf: Shelf,
+        asked: PlanAsked,
+        now: float,
+        *,
+        asks_others: bool = True,
+    ) -> None:
         """Answer where the request can resume, lease what is in memory, send for the rest."""
         books = self._books
-        route = self._route(session, shelf, asked)
+        route, advice = self._route(session, shelf, asked)
         # A second session of the same request is another rank: it gets no more than was decided.
         alone = route.sessions <= {session.number}
         limit = asked.limit if alone else min(asked.limit, route.decided)
         # What the request leased before stays leased: somebody may still read it.
         self._join(session, shelf, asked.request, route)
         route.walk(asked, limit)
-        for tail in asked.tails:
-            entry = shelf.entries.get(tail.digest)
-            if entry is not None:
-                books.catalog.mention(entry)
-        self._writeback.consider_all(route.entries)
-        position = ready = route.deepest(session, in_host=True)
-        if ready < route.deepest_known():
-            position = route.deepest(session, in_host=False)
+        _mention(books, shelf, asked.tails)
+        self._writeback.consider_all(route.entries, route.way)
+        position, ready = _deepest(route, session)
         boundary = route.positions[position] if position >= 0 else 0
-        items = route.chosen(session, position)
-        leased = items
-        if asked.all_ranks:
-            leased = route.chosen(session, position, all_ranks=True)
-        books.lease(session.number, asked.request, leased, now)
-        self._touch_segments(leased)
-        self._filling.start([item for item in leased if item.host is None])
+        ask = asks_others and alone and asked.care.store  # Others would count the visit.
+        if ask and self._reach.ask(session, asked, route, boundary, now):
+            return  # `reached` goes on.
+        could = boundary
+        if alone:  # Other ranks get what the first one got.
+            position = self._worth.of(route, session, position, ready)
+            boundary = route.positions[position] if position >= 0 else 0
+        books.protection.planned(route.entries, position, asked.care)
+        items = self._hold(session, asked, route, position, now)
         candidates = route.candidates(asked, boundary, books.limits.tails_max)
         if alone:
             route.decided = boundary
         elif asked.tails or not candidates:  # Otherwise it may ask again, and decide then.
             route.decided = min(boundary, route.decided)
-        reason = "" if boundary else route.why_not(session, asked)
-        if not route.settled:
-            route.outcome = (boundary, "host", reason) if ready == position else None
-            if not candidates:
-                self._settle(route)
+        depths = Depths(boundary, could, advice.reached(route.layout), ready == position)
+        reason = note(route, session, asked, depths)
+        if not candidates:
+            settle(books.counters, route)
+        checkpoints = self._advising.place(advice, session, route, asked, boundary)
+        if alone and not route.passed and (asked.tails or not candidates):
+            route.passed = True
+            name = session.scoped(shelf, asked.request)
+            ends = {*checkpoints, *advice.ends, advice.fork}
+            books.passage.visited(shelf, name, asked, boundary, ends, now)
         books.reply(
             session.number,
             asked.call,
@@ -92,17 +117,38 @@ class Planning:
                 boundary=boundary,
                 ready=ready == position,
                 ready_boundary=route.positions[ready] if ready >= 0 else 0,
-                pieces=[item.piece or self._piece(item) for item in items]
-                if ready == position
-                else [],
-                checkpoints=self._checkpoints.place(asked.tokens, boundary, asked.capture),
+                pieces=_pieces(items) if ready == position else [],
+                checkpoints=checkpoints,
                 candidates=candidates,
                 reason=reason,
             ),
         )
 
-    def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> Route:
-        """Return the request's route, and count its sight of what it has not seen before."""
+    def _hold(
+        self, session: Session, asked: PlanAsked, route: Route, position: int, now: float
+    ) -> list[Item]:
+        """Lease what is planned, send for what is not in memory; return the session's own."""
+        items = route.chosen(session, position)
+        leased = route.chosen(session, position, all_ranks=True) if asked.all_ranks else items
+        self._books.lease(session.number, asked.request, leased, now)
+        for segment in {item.nvme.segment for item in leased if item.nvme is not None}:
+            self._books.log.touch(segment)
+        self._filling.start([item for item in leased if item.host is None])
+        return items
+
+    def reached(self, asked: PlanAsked | None, now: float) -> None:
+        """Another node has said what it has, or is late: answer the plan that waited for it."""
+        session = self._books.sessions.get(asked.session) if asked is not None else None
+        if asked is None or session is None:
+            return
+        shelf = self._books.shelf_of(session, asked.lora, asked.salt)
+        if shelf is None:  # Cleared meanwhile, and no room to open it again.
+            self._books.reply(asked.session, asked.call, Refused("refused", "too many namespaces"))
+            return
+        self.plan(session, shelf, asked, now, asks_others=False)
+
+    def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> tuple[Route, Advice]:
+        """Return the request's route, and what is known of it; its sights are counted."""
         books = self._books
         name = session.scoped(shelf, asked.request)
         route = self._routes.get(name)
@@ -114,12 +160,7 @@ class Planning:
                 self._end(next(iter(self._routes)))
             assert shelf.layout is not None
             route = self._routes[name] = Route(shelf, shelf.layout)
-            books.counters.add("lookup_tokens", amount=asked.tokens)
-        if books.sights.first_time(name):
-            books.sights.see(shelf.digest, asked.digests)
-        # The client names boundaries inside blocks in a second call of the same request.
-        books.sights.see_beyond(name, [tail.digest for tail in asked.tails])
-        return route
+        return route, self._advising.meet(name, asked, route.layout.block_tokens)
 
     def _join(self, session: Session, shelf: Shelf, request: str, route: Route) -> None:
         """The session takes part in a request, until it releases it or ends."""
@@ -157,11 +198,11 @@ class Planning:
         leased = route.chosen(session, position, all_ranks=True) if route.all_ranks else items
         if route.outcome is None:
             route.outcome = (boundary, "nvme" if boundary else "declined", "")
-        self._settle(route)
+        settle(self._books.counters, route)
         reason = "" if boundary == route.decided else "lost_or_late"
         route.decided = boundary
         self._books.lease(session.number, asked.request, leased, now)
-        pieces = [self._piece(item) for item in items]
+        pieces = _pieces(items)
         self._books.reply(session.number, asked.call, Loaded(boundary, pieces, reason))
 
     # --- fetch
@@ -188,7 +229,7 @@ class Planning:
             self._wait(Wait(asked, items, set(coming)), now)
             return
         # Nothing to wait for: what was just leased is the answer.
-        pieces = [None if item is None else item.piece or self._piece(item) for item in items]
+        pieces = [None if item is None else item.piece or _piece(item) for item in items]
         self._books.reply(session.number, asked.call, Fetched(pieces))
 
     def _lease(
@@ -203,7 +244,7 @@ class Planning:
         # What was cleared, dropped or found damaged while the call waited is not given out.
         sealed = [item if item and item.status is Status.SEALED else None for item in items]
         self._lease(session, asked.request, sealed, now)
-        pieces = [self._piece(item) if item and item.host is not None else None for item in sealed]
+        pieces = [_piece(item) if item and item.host is not None else None for item in sealed]
         self._books.reply(session.number, asked.call, Fetched(pieces))
 
     # --- waiting
@@ -262,6 +303,8 @@ class Planning:
         for name, route in list(self._routes.items()):
             if route.shelf is shelf:
                 self._end(name)
+        self._advising.forget(shelf.digest)
+        self._books.passage.forget(shelf)
 
     def _end(self, name: Request) -> None:
         route = self._routes.pop(name)
@@ -270,38 +313,36 @@ class Planning:
             asked[name[2]].discard(name)
             if not asked[name[2]]:
                 del asked[name[2]]
-        if not route.settled and route.outcome is None:
-            self._books.counters.add("lookups", "aborted")
-        self._settle(route)
+        abort(self._books.counters, route)
+        settle(self._books.counters, route)
+        self._advising.release(name)
 
-    # --- small things
 
-    def _settle(self, route: Route) -> None:
-        """Count what became of a request, once."""
-        if route.settled or route.outcome is None:
-            return
-        route.settled = True
-        boundary, tier, reason = route.outcome
-        counters = self._books.counters
-        if boundary:
-            counters.add("lookups", f"hit_{tier}")
-            counters.add("hit_tokens", tier, boundary)
-        elif tier == "declined":
-            counters.add("lookups", "declined")
-        else:
-            counters.add("lookups", "miss")
-            counters.add("misses", reason)
+def _mention(books: Books, shelf: Shelf, tails: Iterable[Tail]) -> None:
+    for tail in tails:
+        entry = shelf.entries.get(tail.digest)
+        if entry is not None:
+            books.catalog.mention(entry)
 
-    def _touch_segments(self, items: list[Item]) -> None:
-        for segment in {item.nvme.segment for item in items if item.nvme is not None}:
-            self._books.log.touch(segment)
 
-    def _piece(self, item: Item) -> Piece:
-        if item.piece is None:
-            layout = item.entry.shelf.layout
-            assert layout is not None
-            item.piece = _piece_of(item, layout)
-        return item.piece
+def _deepest(route: Route, session: Session) -> tuple[int, int]:
+    """Return the deepest positions that could be resumed: at all, and with what is in memory."""
+    ready = route.deepest(session, in_host=True)
+    if ready == route.deepest_known():
+        return ready, ready
+    return route.deepest(session, in_host=False), ready
+
+
+def _pieces(items: Iterable[Item]) -> list[Piece]:
+    return [_piece(item) for item in items]
+
+
+def _piece(item: Item) -> Piece:
+    if item.piece is None:
+        layout = item.entry.shelf.layout
+        assert layout is not None
+        item.piece = _piece_of(item, layout)
+    return item.piece
 
 
 def _piece_of(item: Item, layout: Layout) -> Piece:

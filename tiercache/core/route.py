@@ -1,20 +1,35 @@
 """One request's way through the catalog: which positions its prompt passes, and what is held there."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, takewhile
+from typing import Protocol
 
-from tiercache.core.books import Session
 from tiercache.core.catalog import Entry, Item, Shelf
 from tiercache.core.events import PlanAsked, Tail
-from tiercache.state import Layout, Part, Shard, resolve
+from tiercache.state import Layout, Part, Shard, resolve, resumable
+
+
+class Ranked(Protocol):
+    """Whoever is one of several ranks: a session, or an engine of another node."""
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        ...
 
 
 class Route:
     """The positions of a planned request, and what was decided.
 
-    `decided` is the boundary that the request got. `outcome` is what it will be counted as: None while
-    that is open, and once it is `settled`.
+    `decided` is the boundary that the request got, `planned` the one it was to get, and `lost` says why
+    the other `tokens` of it are computed. `outcome` is what it will be counted as: None while that is open,
+    and once it is `settled`.
     """
 
     __slots__ = (
@@ -25,13 +40,18 @@ class Route:
         "entries",
         "layout",
         "limit",
+        "lost",
         "outcome",
+        "passed",
+        "planned",
         "positions",
         "reached",
+        "reached_out",
         "reshard",
         "sessions",
         "settled",
         "shelf",
+        "tokens",
     )
 
     def __init__(self, shelf: Shelf, layout: Layout) -> None:
@@ -46,12 +66,17 @@ class Route:
         self.cap = 0  # Nothing deeper is given out any more.
         self.reached = 0  # Whole blocks that were looked at.
         self.decided = 0
+        self.tokens = 0
+        self.planned = 0
+        self.lost: dict[str, int] = {}
         self.sessions: set[int] = set()
         self.outcome: tuple[int, str, str] | None = None
         self.settled = False
+        self.passed = False  # The eviction policies know of it.
+        self.reached_out = False  # Another node was asked.
 
     def walk(self, asked: PlanAsked, limit: int) -> None:
-        """Find the entries along the prompt, as deep as it asks for and as anything is held.
+        """Find the entries along the prompt, as deep as anything is held.
 
         No more than `limit` is given out: other ranks may have been promised more.
         """
@@ -62,27 +87,33 @@ class Route:
         )
         found: list[tuple[int, Entry]] = []
         absent = Entry(self.shelf, b"", b"")
-        for number, digest in enumerate(asked.digests[: asked.limit // step], 1):
+        for number, digest in enumerate(asked.digests, 1):
             entry = entries.get(digest, absent)
             if gap_ends_it and not entry.held:
                 break
             found.append((number * step, entry))
         whole = len(found)
         self.reached = min(whole, limit // step)
-        for tail in asked.tails:
+        for tail in {tail.tokens: tail for tail in (*asked.ends, *asked.tails)}.values():
             entry = entries.get(tail.digest, absent)
-            if entry.held and tail.tokens <= min(asked.limit, whole * step + step - 1):
+            if entry.held and tail.tokens < (whole + 1) * step:
                 found.append((tail.tokens, entry))
-        if asked.tails:
+        if asked.tails or asked.ends:
             found.sort(key=lambda pair: pair[0])
         while found and not found[-1][1].held:
             found.pop()
         self.positions = [tokens for tokens, _ in found]
         self.entries = [entry for _, entry in found]
         self.limit = self.cap = limit
+        self.tokens = asked.tokens
         self.codecs = tuple(dict.fromkeys(asked.codecs))
         self.all_ranks = asked.all_ranks
         self.reshard = asked.reshard
+
+    @property
+    def way(self) -> int:
+        """The deepest position where anything is held; 0 for none."""
+        return self.positions[-1] if self.positions else 0
 
     def leads_to(self, tokens: int, digest: bytes) -> bool:
         """Return whether the prompt that was walked last begins with the one of that boundary."""
@@ -99,10 +130,11 @@ class Route:
         """Return the index of the deepest position that may be given out, or -1."""
         return bisect_right(self.positions, self.cap) - 1
 
-    def deepest(self, session: Session, *, in_host: bool) -> int:
+    def deepest(self, session: Ranked, *, in_host: bool, all_ranks: bool = False) -> int:
         """Return the index of the deepest boundary, or -1.
 
-        All ranks' shards must be held somewhere; with `in_host`, the session's own ones in memory.
+        All ranks' shards must be held somewhere; with `in_host`, the session's own ones in memory, or
+        those of all ranks too.
         """
         count = self.deepest_known() + 1
         entries, positions = self.entries[:count], self.positions[:count]
@@ -112,14 +144,57 @@ class Route:
         for part in self.layout.parts:
             shards = part.shards(session.ranks)
             needs = self._needs(part, shards)
-            own = self._needs(part, (shards[session.rank],)) if in_host else needs
+            only_own = in_host and not all_ranks
+            own = self._needs(part, (shards[session.rank],)) if only_own else needs
             flags = _all_met(in_memory, own)
             if own != needs:
                 flags = [a and b for a, b in zip(flags, _all_met(anywhere, needs), strict=True)]
             held.append(flags)
         return resolve(self.layout.parts, positions, held)
 
-    def chosen(self, session: Session, position: int, *, all_ranks: bool = False) -> list[Item]:
+    def resumable(self, session: Ranked, position: int) -> Iterator[int]:
+        """Yield the positions up to that one at which all ranks' shards are complete somewhere, given out
+        or not, the deepest first."""
+        masks = [entry.held for entry in self.entries[: position + 1]]
+        held = [
+            _all_met(masks, self._needs(part, part.shards(session.ranks)))
+            for part in self.layout.parts
+        ]
+        return resumable(self.layout.parts, self.positions[: position + 1], held)
+
+    def resumable_after(self, session: Ranked, boundary: int) -> set[int]:
+        """Return the boundaries deeper than `boundary` that are complete, given out or not."""
+        beyond = self.entries[bisect_right(self.positions, boundary) :]
+        masks = [entry.held for entry in beyond]
+        states = [part for part in self.layout.parts if part.is_snapshot]
+        needs = [self._needs(part, part.shards(session.ranks)) for part in states]
+        # Mostly this settles it, without a look at the whole way.
+        if not beyond or not all(any(_all_met(masks, need)) for need in needs):
+            return set()
+        found = self.resumable(session, len(self.positions) - 1)
+        return set(takewhile(lambda end: end > boundary, (self.positions[at] for at in found)))
+
+    def lacks(self, session: Ranked, boundary: int) -> str:
+        """Name what is missing behind a boundary where something is held: "no_state" when some part of
+        the state is nowhere, else "incomplete"."""
+        masks = [entry.held for entry in self.entries[bisect_right(self.positions, boundary) :]]
+        for part in self.layout.parts:
+            needs = self._needs(part, part.shards(session.ranks))
+            if part.is_snapshot and not any(_all_met(masks, needs)):
+                return "no_state"
+        return "incomplete"
+
+    def checkpoints(self, session: Ranked) -> int:
+        """Return at how many positions all that is no run of blocks is held."""
+        needs = [
+            self._needs(part, part.shards(session.ranks))
+            for part in self.layout.parts
+            if part.is_snapshot
+        ]
+        masks = [entry.held for entry in self.entries]
+        return sum(map(all, zip(*(_all_met(masks, need) for need in needs), strict=True)))
+
+    def chosen(self, session: Ranked, position: int, *, all_ranks: bool = False) -> list[Item]:
         """Return the objects that a boundary rests on, shallow first: the session's, or all ranks'.
 
         Of several codecs that are there, one in memory comes first, then the client's order counts.
@@ -134,6 +209,25 @@ class Route:
             for need in self._needs(part, tuple(wanted)):
                 items.extend(chain.from_iterable(_first(entry, need) for entry in entries))
         return items
+
+    def whole(self, session: Ranked) -> int:
+        """Return for how many tokens every run of blocks is held without a gap, for all ranks."""
+        step = self.layout.block_tokens
+        blocks = [
+            (at, entry)
+            for at, entry in zip(self.positions, self.entries, strict=True)
+            if at % step == 0
+        ]
+        tokens = len(blocks) * step
+        for part in self.layout.parts:
+            if part.window is not None:
+                continue
+            needs = self._needs(part, part.shards(session.ranks))
+            ends = [(at, entry) for at, entry in blocks if at % part.block_tokens == 0]
+            met = _all_met([entry.held for _, entry in ends], needs)
+            whole = len(ends) if all(met) else met.index(False)
+            tokens = min(tokens, whole * part.block_tokens)
+        return tokens
 
     def candidates(self, asked: PlanAsked, boundary: int, limit: int) -> list[Tail]:
         """Return the deepest `limit` boundaries inside blocks below `boundary` not named by the client.
@@ -157,7 +251,7 @@ class Route:
         found.sort(key=lambda tail: tail.tokens)
         return found[-limit:]
 
-    def why_not(self, session: Session, asked: PlanAsked) -> str:
+    def why_not(self, session: Ranked, asked: PlanAsked) -> str:
         """Name why nothing can be resumed."""
         if self.reached == self.limit // self.layout.block_tokens < len(asked.digests):
             next_entry = self.shelf.entries.get(asked.digests[self.reached])

@@ -1,14 +1,14 @@
 """How objects come in: reserved, written by a client, committed, sealed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from tiercache.core.books import Books, Session
+from tiercache.core.advising import Advising, Verdict
+from tiercache.core.books import NO_ROOM, Books, Session
 from tiercache.core.catalog import Item, Shelf, Status
 from tiercache.core.commands import Flushed, Granted, Reserved, Seal
 from tiercache.core.events import FlushAsked, Offer, ReserveAsked, Tail
-from tiercache.core.sights import Request
 from tiercache.core.writeback import WriteBack
-from tiercache.state import NATIVE, Layout
+from tiercache.state import NATIVE, Care, Layout
 from tiercache.state.canonical import DIGEST_BYTES
 
 CHECKSUM_BYTES = 16
@@ -29,8 +29,9 @@ class FlushWait:
 class Saving:
     """Answers `ReserveAsked` and `FlushAsked`; takes in commits and checksums."""
 
-    def __init__(self, books: Books, writeback: WriteBack) -> None:
+    def __init__(self, books: Books, writeback: WriteBack, advising: Advising) -> None:
         self._books = books
+        self._advising = advising
         self._writeback = writeback
         self._sealing: dict[int, list[tuple[int, Item]]] = {}
         self._flushes: list[FlushWait] = []
@@ -46,52 +47,92 @@ class Saving:
     def reserve(self, session: Session, shelf: Shelf, asked: ReserveAsked, now: float) -> None:
         """Answer each offer with room, or with why not. Nothing waits for room."""
         request = session.scoped(shelf, asked.request)
+        if self._books.protection.refuses(request, asked.care):
+            refused = [Granted("do_not_store", 0, None)] * len(asked.offers)
+            self._grants(session, shelf, asked, refused)
+            return
         self._books.sights.first_time(request)
-        grants = [self._grant(session, shelf, offer, request, now) for offer in asked.offers]
+        assert shelf.layout is not None
+        layout, entries = shelf.layout, shelf.entries
+        sound = [
+            offer
+            for offer in asked.offers
+            if _is_of_boundary(layout, offer)
+            and _fits(layout, offer)
+            and (offer.digest not in entries or entries[offer.digest].agrees(offer.end, offer.base))
+        ]
+        verdict = self._advising.judge(session, shelf, request, sound)
+        self._books.passage.wrote(shelf, request, asked.offers, now)
+        care = asked.care
+        grants = [self._grant(session, shelf, offer, verdict, care, now) for offer in asked.offers]
+        self._grants(session, shelf, asked, grants)
+
+    def _grants(
+        self, session: Session, shelf: Shelf, asked: ReserveAsked, grants: list[Granted]
+    ) -> None:
+        """Count what became of each offer, and answer."""
+        tenant = shelf.tenant
+        assert tenant is not None
         for grant in grants:
-            self._books.counters.add("reserves", grant.outcome)
+            own = grant.outcome == "granted" and grant.own > 0
+            self._books.counters.add("reserves", "evicted_own" if own else grant.outcome)
+            tenant.count(grant.outcome, own=own)
         self._books.reply(session.number, asked.call, Reserved(grants))
 
     def _grant(
-        self, session: Session, shelf: Shelf, offer: Offer, request: Request, now: float
+        self,
+        session: Session,
+        shelf: Shelf,
+        offer: Offer,
+        verdict: Verdict,
+        care: Care,
+        now: float,
     ) -> Granted:
         books = self._books
         problem = self._why_not(session, shelf, offer)
         if problem:
             return Granted(problem, 0, None)
-        self._see(offer, request)
+        self._see(offer, verdict)
         assert shelf.layout is not None
         slot = shelf.slot(shelf.layout.parts[offer.part].name, offer.shard, offer.codec)
         present = books.catalog.find(shelf, slot, offer.digest)
         if present is not None and not self._taken_back(present, now):
             books.catalog.mention(present.entry)
+            books.protection.kept(present, care)
             self._writeback.consider(present.entry)
-            return Granted("held" if present.status is Status.SEALED else "busy", 0, None)
-        extent = books.allocate(offer.nbytes) if self._takes_one_more() else None
-        if extent is None:
-            return Granted("full", 0, None)
+            there = present.status is Status.SEALED and not present.entry.coming >> slot.bit & 1
+            return Granted("held" if there else "busy", 0, None)
+        if offer.end in verdict.refused and _is_of_boundary(shelf.layout, offer):
+            return Granted("not_admitted", 0, None)
+        books.passage.asks(shelf, offer)
+        room = books.allocate(shelf, offer.nbytes) if self._takes_one_more(shelf) else NO_ROOM
+        books.passage.asks(shelf, None)
+        if room.extent is None:
+            return Granted(room.why, 0, None)
         where = Tail(offer.end, offer.digest, offer.base)
         item = books.catalog.create(shelf, slot, where, (offer.start, offer.end))
         item.nbytes = offer.nbytes
         item.parent = offer.parent
         item.requantised = offer.requantised
         item.writer = session.writer
-        item.target = extent
+        item.target = room.extent
+        books.protection.stored(item, care)
         books.use(item)
         session.reserved[item.id] = item
         session.reserved_at[item.id] = now
-        return Granted("granted", item.id, extent)
+        return Granted("granted", item.id, room.extent, room.own)
 
-    def _takes_one_more(self) -> bool:
+    def _takes_one_more(self, shelf: Shelf) -> bool:
         """Return whether the catalog takes one more object, after dropping the least valuable ones.
 
         What is on NVMe too stays known when it leaves memory: then a segment has to go.
         """
-        books = self._books
+        books, tenant = self._books, shelf.tenant
+        assert tenant is not None
         for _ in range(books.limits.evictions_per_reserve_max):
             if len(books.catalog.items) < books.limits.objects_max:
                 return True
-            victim = books.victim()
+            victim = books.victim(tenant)
             if victim is not None and victim.nvme is None:
                 books.evict(victim)
             elif not self._writeback.drop_oldest():
@@ -115,13 +156,10 @@ class Saving:
             return "too_many"
         return "too_large" if offer.nbytes > books.space.object_bytes_max else ""
 
-    def _see(self, offer: Offer, request: Request) -> None:
+    def _see(self, offer: Offer, verdict: Verdict) -> None:
         """Saving where no prompt has been (inside a block, beyond the prompt's end) is a sight too."""
-        sights = self._books.sights
-        if offer.base:
-            sights.see_beyond(request, [offer.digest])
-        elif not sights.count(request[0], offer.digest):
-            sights.see(request[0], [offer.digest])
+        if offer.base or offer.end > verdict.planned:
+            self._books.sights.see_beyond(verdict.request, [offer.digest])
 
     def _taken_back(self, item: Item, now: float) -> bool:
         """Return whether the object's reservation was too old, and so its key is free again.
@@ -167,7 +205,7 @@ class Saving:
             item.status = Status.SEALING
             session.unsealed.add(item)
             batch.append(item)
-        self._writeback.consider_all(dict.fromkeys(item.entry for item in done))
+        self._consider(done)
         books.let_go_of(done)
         if batch:
             job = books.next_job()
@@ -205,9 +243,13 @@ class Saving:
                 self._seal(item, checksum, wall)
             elif session is not None:
                 session.lost += 1
-        self._writeback.consider_all(dict.fromkeys(item.entry for item in done))
+        self._consider(done)
         books.let_go_of([item for _, item in batch])
         self.settled(set(done), now)
+
+    def _consider(self, items: Collection[Item]) -> None:
+        way = max((item.end for item in items), default=0)
+        self._writeback.consider_all(dict.fromkeys(item.entry for item in items), way)
 
     def _seal(self, item: Item, checksum: bytes, wall: float) -> None:
         item.status = Status.SEALED
@@ -216,6 +258,7 @@ class Saving:
         item.host, item.target = item.target, None
         self._books.catalog.update(item)
         self._books.counters.add("commits")
+        self._books.counters.add("committed_bytes", amount=item.nbytes)
 
     # --- flush
 
@@ -260,6 +303,13 @@ class Saving:
         self._flushes = [wait for wait in self._flushes if wait.asked.session != session.number]
         for item in session.reserved.values():
             self._abandon(item)
+
+
+def _is_of_boundary(layout: Layout, offer: Offer) -> bool:
+    """Return whether an offer serves one boundary only: a snapshot does, and a partial block."""
+    if not 0 <= offer.part < len(layout.parts):
+        return False
+    return layout.parts[offer.part].is_snapshot or bool(offer.base)
 
 
 def _fits(layout: Layout, offer: Offer) -> bool:

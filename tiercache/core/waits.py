@@ -1,6 +1,7 @@
 """Calls that wait for objects to come from NVMe, each with a deadline."""
 
 from tiercache.core.catalog import Item
+from tiercache.core.cluster.events import LocateAsked
 from tiercache.core.events import FetchAsked, LoadAsked
 
 
@@ -10,7 +11,10 @@ class Wait:
     __slots__ = ("asked", "deadline", "items", "missing")
 
     def __init__(
-        self, asked: LoadAsked | FetchAsked, items: list[Item | None], missing: set[Item]
+        self,
+        asked: LoadAsked | FetchAsked | LocateAsked,
+        items: list[Item | None],
+        missing: set[Item],
     ) -> None:
         self.asked = asked
         self.deadline = asked.deadline

@@ -9,6 +9,8 @@ from tiercache.core.commands import Reclaim, Remember, Store
 from tiercache.core.log import Segment
 from tiercache.core.policy.admission import Eager, SecondSight
 from tiercache.core.policy.base import Admission
+from tiercache.core.tenants import Tenant
+from tiercache.core.worth import Worth
 from tiercache.errors import Fault
 from tiercache.state import Extent, Record
 
@@ -20,6 +22,7 @@ class WriteBack:
         self._books = books
         limits = books.limits
         self._admission: Admission = Eager() if limits.eager else SecondSight()
+        self._worth = Worth(books)
         self._queue: OrderedDict[Item, None] = OrderedDict()
         self._storing: dict[int, list[tuple[Item, Extent]]] = {}
         self._in_flight_bytes = 0
@@ -85,20 +88,34 @@ class WriteBack:
 
     # --- to NVMe
 
-    def consider_all(self, entries: Iterable[Entry]) -> None:
+    def consider_all(self, entries: Iterable[Entry], way: int = 0) -> None:
         """Queue what is held at these entries in memory only and has earned more."""
         for entry in entries:
             if entry.host & ~entry.nvme:
-                self.consider(entry)
+                self.consider(entry, way)
 
-    def consider(self, entry: Entry) -> None:
-        """Queue what is held at this entry in memory only, if the entry has earned it."""
+    def consider(self, entry: Entry, way: int = 0) -> None:
+        """Queue what is held at this entry in memory only, if the entry has earned it and a prefix that
+        needs it could come back sooner than it is computed. `way`: the deepest boundary that is known to
+        need its blocks."""
         if not entry.host & ~entry.nvme or self._books.disk < Disk.OPENING:
             return
         if self._admission.earned(self._books.sights.count(entry.shelf.digest, entry.digest)):
+            expiry = self._books.protection.expiry
             for item in entry.items.values():
-                if item.host is not None and item.nvme is None and not item.queued:
+                if item.host is None or item.nvme is not None or item.queued:
+                    continue
+                # Of an end of its own the disk would not know.
+                pays = self._worth.pays(entry.shelf, self._needed_by(item, way))
+                if pays and not expiry.is_own(item):
                     self._enqueue(item)
+
+    def _needed_by(self, item: Item, way: int) -> int:
+        """Return the deepest boundary that is known to need an object: of a snapshot and of a partial
+        block, its own."""
+        layout = item.entry.shelf.layout
+        snapshot = layout is not None and layout.part(item.slot.part).is_snapshot
+        return item.end if snapshot or item.entry.base else max(item.end, way)
 
     def _enqueue(self, item: Item) -> None:
         if len(self) >= self._books.limits.write_back_objects_max:
@@ -137,6 +154,9 @@ class WriteBack:
                 self._drop_queued(item, "no_room")
                 continue
             extent = self._place(item)
+            if extent is None and self._is_hopeless(item):
+                self._drop_queued(item, "quota")
+                continue
             if extent is None:  # Every segment is in use: the jobs there end, and pump again.
                 self._queue[item] = None
                 self._queue.move_to_end(item, last=False)
@@ -170,14 +190,27 @@ class WriteBack:
 
     def _place(self, item: Item) -> Extent | None:
         log = self._books.log
+        owner = _owner(item)
         while True:
-            extent = log.place(item.nbytes)
+            extent = log.place(item.nbytes, owner)
             if extent is not None:
                 return extent
-            victim = log.victim()
+            own_only = owner is not None and log.passes(owner, item.nbytes)
+            anyones = self._books.protection.tenants.overcommitted("nvme")
+            victim = log.victim(owner, own_only=own_only, anyones=anyones)
             if victim is None:
                 return None
+            if own_only:
+                self._books.counters.add("quota_evictions", "nvme", len(victim.items))
             self._drop_segment(victim)
+
+    def _is_hopeless(self, item: Item) -> bool:
+        """Return whether no job will ever make room for the object: others were promised it."""
+        log = self._books.log
+        owner = _owner(item)
+        if owner is not None and log.size_for(item.nbytes) > owner.allowed("nvme"):
+            return True
+        return log.is_idle and not self._in_flight_bytes
 
     def _drop_segment(self, victim: Segment) -> None:
         books = self._books
@@ -267,3 +300,9 @@ class WriteBack:
     def wakeup(self) -> float | None:
         """Return when a pause ends that something waits for."""
         return self.paused_until if self._queue else None
+
+
+def _owner(item: Item) -> Tenant | None:
+    """Return the tenant against whose share of the disk an object counts."""
+    tenant = item.entry.shelf.tenant
+    return tenant if tenant is not None and tenant.share.nvme < 1 else None

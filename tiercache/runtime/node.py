@@ -4,12 +4,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tiercache.core import commands, events
+from tiercache.core.cluster.commands import Announce, Locate, Pull
 from tiercache.core.machine import Machine
 from tiercache.runtime.executor import Executor, Work
 from tiercache.runtime.telemetry import Tally
+
+Abroad: TypeAlias = Locate | Pull | Announce
 
 TICK_S_MIN = 0.002
 """A timer is never finer than this: the loop's clock counts milliseconds."""
@@ -50,13 +53,28 @@ class Node:
         self._broken = broken
         self._is_broken = False
         self._executor: Executor | None = None
+        self._abroad: Callable[[Abroad], None] | None = None
+        self._record: Callable[[events.Event, float], None] | None = None
         self._inbox: deque[events.Event] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
+    @property
+    def machine(self) -> Machine:
+        """What decides; to be asked, and told only through here."""
+        return self._machine
+
     def execute_with(self, executor: Executor) -> None:
         """Have commands done by `executor`, whose outcomes go to `hear`."""
         self._executor = executor
+
+    def reach_with(self, abroad: Callable[[Abroad], None]) -> None:
+        """Have what concerns other nodes done by `abroad`; the outcomes go to `hear`."""
+        self._abroad = abroad
+
+    def record_with(self, record: Callable[[events.Event, float], None]) -> None:
+        """Tell `record` every event, and when it came (monotonic seconds)."""
+        self._record = record
 
     def hear(self, event: events.Event) -> None:
         """Take in one event that happened outside a client's call, and send the answers."""
@@ -80,11 +98,17 @@ class Node:
 
     def _decide(self, event: events.Event) -> None:
         started = time.monotonic()
+        if self._record is not None:
+            self._record(event, started)
         decided = self._machine.handle(event, started, time.time())
         self._tally.handled(time.monotonic() - started)
         for command in decided:
             if isinstance(command, commands.Reply):
                 self._reply(command)
+            elif isinstance(command, Locate | Pull | Announce):
+                if self._abroad is None:
+                    raise AssertionError("no way to other nodes")
+                self._abroad(command)
             else:
                 self._execute(command)
 

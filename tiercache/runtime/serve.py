@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from tiercache.config import Settings
+from tiercache.core import commands
 from tiercache.core.machine import Machine
+from tiercache.runtime.cluster.calls import PEERS
 from tiercache.runtime.disk import Disk
 from tiercache.runtime.executor import Executor
 from tiercache.runtime.listening import Listener, listen_http
 from tiercache.runtime.log import LOG, say, set_up
 from tiercache.runtime.node import Node, Readiness
 from tiercache.runtime.prefault import Prefault
+from tiercache.runtime.recording import Recorder
+from tiercache.runtime.routers import publisher_of
 from tiercache.runtime.server import Server, Terms
 from tiercache.runtime.startup import Decided, admits_others, allowed_uids, decide, limits_of
 from tiercache.runtime.telemetry import NodeCollector, Numbers, Tally
@@ -34,6 +38,8 @@ from tiercache.wire.messages import PROTOCOL
 
 if TYPE_CHECKING:
     import socket
+
+    from tiercache.runtime.cluster.service import Service
 
 DRAIN_S = 3.0
 """How long a node that stops goes on writing what is on its way to NVMe."""
@@ -113,7 +119,7 @@ class Sidecar:
             loop,
             self._machine,
             self._tally,
-            reply=self._server.reply,
+            reply=self._reply,
             replied=self._server.flush,
             broken=stop.broken,
         )
@@ -125,7 +131,11 @@ class Sidecar:
             read_threads=settings.nvme.read_threads,
         )
         self._node.execute_with(self._executor)
+        self._recorder: Recorder | None = None
         self._behind: list[asyncio.Task[None]] = []
+        self._cluster = self._member(settings, decided.boot)
+        if self._cluster is not None:
+            self._server.ask_cluster = self._cluster.ask
 
     def start(self) -> None:
         """Accept clients at once; disk, memory and metrics follow. Raises ConfigError."""
@@ -136,12 +146,24 @@ class Sidecar:
         shared = admits_others(settings)
         listener = self._stop.listener = Listener(Path(settings.node.socket), shared=shared)
         self._open.callback(listener.close)
+        if settings.record.path:
+            folder = Path(settings.record.path)
+            self._recorder = Recorder(folder, settings.record.bytes_max, self._tally)
+            self._node.record_with(self._recorder.hear)
+        own, boot = self._machine.cluster.own, self._decided.boot
+        publisher = publisher_of(settings, boot, own, self._tally)
+        if publisher is not None:
+            self._open.callback(publisher.close)
         self._server.start(listener.sock, self._node)
         self._say_started(http)
         crash.reach("runtime.listening")
         self._prefault = Prefault(self._arena)
         if settings.nvme.path:
             self._follow(self._disk.start(self._node, self._executor))
+        if self._cluster is not None:
+            self._follow(self._cluster.run())
+        if publisher is not None:
+            self._follow(publisher.run())
         if http is not None:
             self._follow(self._serve_http(http))
 
@@ -167,6 +189,8 @@ class Sidecar:
         self._server.close()
         self._node.close()
         clean = self._executor.close(CLOSE_S)
+        if self._recorder is not None:
+            clean = self._recorder.close(CLOSE_S) and clean
         if self._prefault is not None:
             clean = self._prefault.close(CLOSE_S) and clean
         if clean:
@@ -193,6 +217,23 @@ class Sidecar:
         build = {"version": self._decided.version, "protocol": str(PROTOCOL)}
         collector = NodeCollector(self._counters, self._gauges, self._tally, build)
         self._open.push_async_callback(await http.serve_http(sock, collector, self._readiness))
+
+    # --- other nodes
+
+    def _member(self, settings: Settings, boot: str) -> "Service | None":
+        if not settings.cluster.name:
+            return None
+        # A node that is alone has no use for what this brings along.
+        from tiercache.runtime.cluster.service import Capacity, Service
+
+        capacity = Capacity(self._decided.arena_bytes, self._decided.nvme_bytes)
+        return Service(settings, boot, capacity, self._arena, self._node)
+
+    def _reply(self, reply: commands.Reply) -> None:
+        if self._cluster is not None and reply.session <= PEERS:
+            self._cluster.answered(reply)
+        else:
+            self._server.reply(reply)
 
     # --- what it says of itself
 

@@ -7,6 +7,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from tiercache.core import commands, events
 from tiercache.errors import ProtocolError
@@ -17,6 +19,7 @@ from tiercache.runtime.session import RECEIVE_BYTES, Session, SlowReaderError, r
 from tiercache.runtime.telemetry import Tally
 from tiercache.runtime.translate import Caller, Telling, to_event, to_reply
 from tiercache.tiers import crash
+from tiercache.wire import clustering
 from tiercache.wire import messages as wire
 
 ACCEPTS_PER_WAKEUP = 64
@@ -26,6 +29,9 @@ ACCEPT_REST_S = 0.5
 CLIENT_NAME_CHARACTERS_MAX = 256
 PENDING_FRAMES_MAX = 2
 """Unread answers that wait for a slow reader, in units of the largest frame."""
+
+
+AskCluster: TypeAlias = Callable[[clustering.Request, Callable[[wire.Reply], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +47,23 @@ class Terms:
     segments: tuple[int, ...]
     descriptors: Callable[[bool], Sequence[int]]
 
+    def welcome(self, call: int) -> wire.Welcome:
+        """Return the answer to a client's first word."""
+        return wire.Welcome(
+            call,
+            wire.PROTOCOL,
+            self.boot,
+            self.version,
+            self.frame_bytes_max,
+            self.batch_max,
+        )
+
 
 class Server:
-    """All connections of one node. Everything here runs on the loop's thread."""
+    """All connections of one node. Everything here runs on the loop's thread.
+
+    `ask_cluster` answers questions about the cluster; it may be set.
+    """
 
     def __init__(
         self,
@@ -66,6 +86,7 @@ class Server:
         self._seldom = Seldom()
         self._listening: socket.socket | None = None
         self._node: Node | None = None
+        self.ask_cluster: AskCluster = _no_cluster
 
     @property
     def connections(self) -> int:
@@ -239,6 +260,9 @@ class Server:
             case wire.Detach():
                 session.detached = True
                 return
+            case clustering.ClearAll() | clustering.Members():
+                self.ask_cluster(message, partial(self._of_cluster, session.number))
+                return
             case wire.Attach(call) if self._owners.full:
                 text = "too many processes hold the arena: end some that have disconnected"
                 self._answer(session, wire.Failed(call, "refused", text))
@@ -265,16 +289,14 @@ class Server:
 
     def _greet(self, session: Session, hello: wire.Hello) -> None:
         session.caller = Caller(session.number, hello.client[:CLIENT_NAME_CHARACTERS_MAX])
-        terms = self._terms
-        welcome = wire.Welcome(
-            hello.call,
-            wire.PROTOCOL,
-            terms.boot,
-            terms.version,
-            terms.frame_bytes_max,
-            terms.batch_max,
-        )
-        self._answer(session, welcome)
+        self._answer(session, self._terms.welcome(hello.call))
+
+    def _of_cluster(self, number: int, reply: wire.Reply) -> None:
+        """The answer to a question about the cluster; whoever asked may be gone."""
+        session = self._sessions.get(number)
+        if session is not None:
+            self._answer(session, reply)
+            self._loop.call_soon(self.flush)
 
     def _answer(self, session: Session, reply: wire.Reply) -> None:
         try:
@@ -335,3 +357,8 @@ class Server:
         held = self._seldom.due(event, time.monotonic())
         if held is not None:
             say(logging.WARNING, event, **fields, held_back=held)
+
+
+def _no_cluster(message: clustering.Request, done: Callable[[wire.Reply], None]) -> None:
+    text = "this node is in no cluster: see [cluster] in its settings"
+    done(wire.Failed(message.call, "refused", text))

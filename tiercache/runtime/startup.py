@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import tiercache
 from tiercache import budget
 from tiercache.config import Settings
-from tiercache.core.limits import Limits
+from tiercache.core.limits import Clustering, Evicting, Limits, Protecting, Retaining
 from tiercache.errors import ConfigError
+from tiercache.models import MODELS
 from tiercache.tiers import crash
 from tiercache.tiers.host import DESCRIPTORS_PER_SEGMENT, segment_sizes
+
+PEERS_MAX = 4096
+"""Other nodes that one node deals with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +66,72 @@ def limits_of(settings: Settings, decided: Decided) -> Limits:
         sights_max=policy.sights_max,
         plans_max=limits.plans_max,
         tails_max=policy.tails_max,
-        checkpoints_max=policy.chunk_checkpoints_max,
+        evicting=Evicting(
+            policy.eviction,
+            works=tuple((name, shape.work) for name, shape in MODELS.items()),
+            ghosts_max=policy.ghosts_max,
+        ),
+        retaining=retaining_of(settings),
+        protecting=protecting_of(settings),
+        clustering=clustering_of(settings),
         namespaces_max=limits.namespaces_max,
         objects_max=limits.objects_max,
         leases_per_session_max=limits.leases_per_session_max,
         evictions_per_reserve_max=limits.evictions_per_reserve_max,
         write_back_objects_max=limits.write_back_queue_max,
         request_bytes_max=limits.request_bytes_max,
+    )
+
+
+def clustering_of(settings: Settings) -> Clustering:
+    """Return what bounds the dealings with other nodes and routers; without a cluster's name there are no
+    other nodes."""
+    cluster = settings.cluster
+    return Clustering(
+        peers_max=PEERS_MAX if cluster.name else 0,
+        peer_names_max=cluster.boundaries_max,
+        names_max=cluster.boundaries_max,
+        name_changes_max=cluster.boundaries_max,
+        tells_routers=bool(settings.events.bind),
+        peer_answer_s_max=cluster.answer_s_max,
+    )
+
+
+def retaining_of(settings: Settings) -> Retaining:
+    """Return which checkpoints are taken, as the settings say."""
+    policy = settings.policy
+    return Retaining(
+        mode=policy.retention,
+        interval_tokens=policy.retention_interval_tokens,
+        decode_interval_tokens=policy.decode_interval_tokens,
+        checkpoints_per_path_max=policy.checkpoints_per_path_max,
+        prefill_tokens_per_s=policy.prefill_tokens_per_s,
+    )
+
+
+def protecting_of(settings: Settings) -> Protecting:
+    """Return what is protected, as the settings say."""
+    wanted = settings.protection
+    names = dict.fromkeys((*wanted.host_shares, *wanted.nvme_shares))
+    return Protecting(
+        pinned_share_max=wanted.pinned_share_max,
+        pin_s_max=wanted.pin_s_max,
+        shared_share_max=wanted.shared_share_max,
+        shared_sights_min=wanted.shared_sights_min,
+        shared_s_max=wanted.shared_s_max,
+        tool_call_s_max=wanted.tool_call_s_max,
+        ttl_s=wanted.ttl_s,
+        ttl_s_of=tuple(wanted.ttl_s_of.items()),
+        host_share=wanted.host_share,
+        nvme_share=wanted.nvme_share,
+        shares=tuple(
+            (
+                name,
+                wanted.host_shares.get(name, wanted.host_share),
+                wanted.nvme_shares.get(name, wanted.nvme_share),
+            )
+            for name in names
+        ),
     )
 
 

@@ -40,12 +40,26 @@ COUNTERS = (
     _core("misses", "reason", "Plans without a boundary, by reason."),
     _core("lookup_tokens", "", "Prompt tokens that plans asked for."),
     _core("hit_tokens", "tier", "Prompt tokens that were resumed, by the tier they came from."),
+    _core(
+        "lost_tokens", "reason", "Prompt tokens that were computed, by why they were not resumed."
+    ),
     _core("fetches", "result", "Objects asked for by name, by where they were."),
     _core("reserves", "outcome", "Objects offered for storing, by what was answered."),
+    _core(
+        "checkpoints",
+        "advice",
+        "Checkpoints advised that were offered, that were not until the request was over, and offered "
+        "inside a prompt without advice.",
+    ),
     _core("commits", "", "Objects that were written and sealed."),
+    _core("committed_bytes", "", "Bytes written to host memory."),
     _core("commits_lost", "", "Objects that were committed and could not be sealed."),
     _core("evictions", "tier", "Objects dropped to make room."),
     _core("evicted_bytes", "tier", "Bytes dropped to make room."),
+    _core("quota_evictions", "tier", "Objects dropped since their own tenant was at its share."),
+    _core("expired", "", "Objects that came to their end."),
+    _core("pins", "outcome", "Pins asked for, by what was answered."),
+    _core("pins_ended", "why", "Pins that ended, by why."),
     _core("writeback_bytes", "", "Bytes written to NVMe."),
     _core(
         "writeback_dropped", "reason", "Objects that should have been written to NVMe, by why not."
@@ -53,10 +67,27 @@ COUNTERS = (
     _core("nvme_read_bytes", "", "Bytes read from NVMe into host memory."),
     _core("nvme_faults", "fault", "Failed operations on the NVMe tier."),
     _core("damaged", "tier", "Objects whose bytes were not those that were sealed."),
+    _core("isolated", "", "Requests refused since this node did not hear from etcd."),
+    _core(
+        "pushes", "outcome", "Prompts that engines handed to other nodes, by what became of them."
+    ),
+    _core("peer_asked", "answer", "Plans that waited for another node, by what it said."),
+    _core("peer_answered", "answer", "Other nodes' questions, by what was answered."),
+    _core("peer_faults", "fault", "Objects that did not come from another node."),
+    _core("peer_read_bytes", "", "Bytes fetched from other nodes."),
+    _core("peer_lent_bytes", "", "Bytes lent to other nodes."),
     Series(
         "connections", "result", ("accepted", "uid", "too_many"), "Connections, by what became."
     ),
     Series("requests", "", NONE, "Requests and notices received."),
+    Series(
+        "recorded",
+        "event",
+        ("heard", "left_out"),
+        "Plans taken into the trace, and events that the recorder was too slow for.",
+    ),
+    Series("told", "", NONE, "Batches that routers were told."),
+    Series("replays", "result", ("answered", "refused"), "Questions of routers, by what became."),
     Series(
         "protocol_errors", "", NONE, "Connections closed because their client broke the protocol."
     ),
@@ -84,7 +115,36 @@ GAUGES = (
         "nvme_failed", "", NONE, "1 when the NVMe tier failed at the start: nothing is written."
     ),
     Series("namespaces", "", NONE, "Namespaces known."),
+    Series(
+        "eviction_policy",
+        "policy",
+        ("index", "hyper", "marconi", "point-lru", "lru"),
+        "1 for the order of eviction that is followed.",
+    ),
+    Series("ghosts", "", NONE, "Boundaries whose reuse is remembered, held or not."),
+    Series(
+        "whatif_saved",
+        "memory",
+        ("0.5", "1", "2", "4"),
+        "Part of the prefill that so many times the host memory would save, estimated.",
+    ),
+    Series("pins_open", "", NONE, "Pins that stand."),
+    Series("pinned_objects", "", NONE, "Objects under a pin."),
+    Series("pinned_bytes", "", NONE, "Host memory that objects under a pin may take."),
+    Series("pinned_bytes_max", "", NONE, "Host memory that may be pinned."),
+    Series("sheltered_bytes", "", NONE, "Bytes set aside since many requests share them."),
+    Series("expiring_objects", "", NONE, "Objects that have an end."),
+    Series("tenants", "", NONE, "Tenants known."),
     Series("sights", "", NONE, "Prefixes whose visits are remembered."),
+    Series("checkpoints_open", "", NONE, "Checkpoints advised that may still be offered."),
+    Series("peers", "", NONE, "Other nodes of the cluster that this one deals with."),
+    Series("peers_sick", "", NONE, "Those of them that are left alone since they failed."),
+    Series("peer_pulls", "", NONE, "Fetches from other nodes under way."),
+    Series("handing_over", "", NONE, "Prompts on their way to other nodes or from them."),
+    Series("boundaries_told", "", NONE, "Boundaries that other nodes are told of."),
+    Series(
+        "isolated_now", "", NONE, "1 while this node gives nothing out, since etcd is out of reach."
+    ),
     Series("ready", "", NONE, "1 when the node accepts clients."),
     Series(
         "nvme_scanned", "", NONE, "1 when all that was stored before this start has been found."

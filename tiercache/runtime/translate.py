@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from tiercache.core import commands, events
+from tiercache.core import commands, events, guard_events
+from tiercache.core.cluster import events as cluster_events
+from tiercache.core.cluster.commands import Place, Places
 from tiercache.state import Label, Shard
 from tiercache.state.canonical import DIGEST_BYTES
+from tiercache.wire import guarding, sharing, surveying
 from tiercache.wire import messages as wire
 
 INSPECT_ROWS_MAX = 64
@@ -19,6 +22,7 @@ WAIT_MS_MAX = 600_000
 Spoken = (
     wire.Attach
     | wire.Plan
+    | surveying.Survey
     | wire.Load
     | wire.Reserve
     | wire.Fetch
@@ -29,6 +33,8 @@ Spoken = (
     | wire.Evict
     | wire.Clear
     | wire.Verify
+    | guarding.Request
+    | sharing.Request
     | wire.Commit
     | wire.Cancel
     | wire.Release
@@ -57,12 +63,17 @@ def to_event(message: Spoken, caller: Caller, now: float) -> events.Event:
             ]
             until = _deadline(now, wait_ms)
             return events.FetchAsked(session, call, request, lora, salt, names, until)
+        case surveying.Survey(call, request, lora, salt, chain, codecs, hold_ms):
+            until = _deadline(now, hold_ms)
+            return events.SurveyAsked(
+                session, call, request, lora, salt, _digests(chain), tuple(codecs), until
+            )
         case wire.Load(call, request, lora, salt, boundary, digest, wait_ms):
             until = _deadline(now, wait_ms)
             return events.LoadAsked(session, call, request, lora, salt, boundary, digest, until)
-        case wire.Reserve(call, request, lora, salt, offers):
+        case wire.Reserve(call, request, lora, salt, offers, care):
             wanted_room = [_offer(offer) for offer in offers]
-            return events.ReserveAsked(session, call, request, lora, salt, wanted_room)
+            return events.ReserveAsked(session, call, request, lora, salt, wanted_room, care)
         case wire.Commit(tickets, checksums):
             if checksums and len(checksums) != len(tickets):
                 raise ValueError(f"{len(checksums)} checksums for {len(tickets)} tickets")
@@ -73,19 +84,27 @@ def to_event(message: Spoken, caller: Caller, now: float) -> events.Event:
             return events.Released(session, requests)
         case wire.Flush(call, durable, wait_ms):
             return events.FlushAsked(session, call, durable, _deadline(now, wait_ms))
-        case wire.Attach(call, namespace, layout, ranks, rank, write):
+        case wire.Attach(call, namespace, layout, ranks, rank, write, prefill):
             return events.Attached(
-                session, call, namespace, layout, ranks, rank, write, caller.writer
+                session, call, namespace, layout, ranks, rank, write, caller.writer, prefill
             )
         case _:
-            return _question(message, session)
+            return _question(message, session, now)
 
 
 def _question(
-    message: wire.Stats | wire.List | wire.Inspect | wire.Evict | wire.Clear | wire.Verify,
+    message: wire.Stats
+    | wire.List
+    | wire.Inspect
+    | wire.Evict
+    | wire.Clear
+    | wire.Verify
+    | guarding.Request
+    | sharing.Request,
     session: int,
+    now: float,
 ) -> events.Event:
-    """The operator's questions."""
+    """The operator's questions, pins, and what goes to other nodes."""
     match message:
         case wire.Stats(call):
             return events.StatsAsked(session, call)
@@ -99,12 +118,63 @@ def _question(
             return events.ClearAsked(session, call, namespace)
         case wire.Verify(call, cursor, count):
             return events.VerifyAsked(session, call, cursor, count)
+        case sharing.Push():
+            return _push_asked(message, session, now)
+        case sharing.Where():
+            return _where_asked(message, session)
+        case _:
+            return _guarding(message, session)
+
+
+def _push_asked(message: sharing.Push, session: int, now: float) -> events.PushAsked:
+    return events.PushAsked(
+        session,
+        message.call,
+        message.request,
+        message.lora,
+        message.salt,
+        _digests(message.chain),
+        message.limit,
+        tuple(message.codecs),
+        message.reshard,
+        message.to,
+        _deadline(now, message.wait_ms),
+    )
+
+
+def _where_asked(message: sharing.Where, session: int) -> cluster_events.WhereAsked:
+    return cluster_events.WhereAsked(
+        session,
+        message.call,
+        message.namespace,
+        message.lora,
+        message.salt,
+        _digests(message.chain),
+        message.block_tokens,
+        message.limit,
+        tuple(message.codecs),
+        message.reshard,
+    )
+
+
+def _guarding(message: guarding.Request, session: int) -> events.Event:
+    """Pins and shares."""
+    match message:
+        case guarding.Pin(call, lora, salt, chain, tokens, tail, age_ms):
+            digests = _digests(chain)
+            age_s = age_ms / 1000
+            return guard_events.PinAsked(session, call, lora, salt, digests, tokens, tail, age_s)
+        case guarding.Unpin(call, number, owner):
+            return guard_events.UnpinAsked(session, call, number, owner)
+        case guarding.PinKeys(call, prefix, owner, age_ms):
+            return guard_events.KeysPinAsked(session, call, prefix, owner, age_ms / 1000)
+        case guarding.Pins(call):
+            return guard_events.PinsAsked(session, call)
+        case guarding.Shares(call, tenant, host, nvme):
+            return guard_events.SharesAsked(session, call, tenant, host, nvme)
 
 
 def _plan_asked(message: wire.Plan, session: int) -> events.PlanAsked:
-    chain = message.chain
-    if len(chain) % DIGEST_BYTES:
-        raise ValueError(f"a chain is digests of {DIGEST_BYTES} bytes, not {len(chain)} bytes")
     capture = message.capture
     return events.PlanAsked(
         session,
@@ -112,7 +182,7 @@ def _plan_asked(message: wire.Plan, session: int) -> events.PlanAsked:
         message.request,
         message.lora,
         message.salt,
-        [chain[at : at + DIGEST_BYTES] for at in range(0, len(chain), DIGEST_BYTES)],
+        _digests(message.chain),
         message.tokens,
         message.limit,
         [events.Tail(tail.tokens, tail.digest, tail.base) for tail in message.tails],
@@ -120,7 +190,16 @@ def _plan_asked(message: wire.Plan, session: int) -> events.PlanAsked:
         events.Capture(capture.chunk_tokens, capture.grain),
         message.all_ranks,
         message.reshard,
+        [events.Tail(tail.tokens, tail.digest, tail.base) for tail in message.ends],
+        message.care,
+        message.source,
     )
+
+
+def _digests(chain: bytes) -> list[bytes]:
+    if len(chain) % DIGEST_BYTES:
+        raise ValueError(f"a chain is digests of {DIGEST_BYTES} bytes, not {len(chain)} bytes")
+    return [chain[at : at + DIGEST_BYTES] for at in range(0, len(chain), DIGEST_BYTES)]
 
 
 def _offer(offer: wire.Offer) -> events.Offer:
@@ -188,10 +267,16 @@ def to_reply(call: int, body: commands.ReplyBody, telling: Callable[[], Telling]
             return _planned(call, body)
         case commands.Fetched(pieces):
             return wire.Fetched(call, pieces)
+        case commands.Surveyed(held):
+            return surveying.Surveyed(call, held)
+        case commands.Pushed() | Places():
+            return _shared(call, body)
         case commands.Loaded(boundary, pieces, reason):
             return wire.Loaded(call, boundary, pieces, reason)
         case commands.Reserved(grants):
             return wire.Reserved(call, [_grant(grant) for grant in grants])
+        case commands.Pinned(outcome, number, objects, nbytes, age_s):
+            return guarding.Pinned(call, outcome, number, objects, nbytes, int(age_s * 1000))
         case commands.Flushed(waiting, lost):
             return wire.Flushed(call, waiting, lost)
         case commands.Refused(kind, text):
@@ -221,8 +306,27 @@ def _planned(call: int, body: commands.Planned) -> wire.Planned:
     )
 
 
+def _shared(call: int, body: commands.Pushed | Places) -> sharing.Reply:
+    if isinstance(body, commands.Pushed):
+        return sharing.Pushed(call, body.boundary, body.reason)
+    return sharing.Places(call, [_place(p) for p in body.places], body.reason, body.block_tokens)
+
+
+def _place(place: Place) -> sharing.Place:
+    return sharing.Place(
+        place.node,
+        place.boundary,
+        place.tier,
+        place.nbytes,
+        place.absent_bytes,
+        place.seconds,
+        place.compute_s,
+        place.health,
+    )
+
+
 def _grant(grant: commands.Granted) -> wire.Grant:
     extent = grant.extent
     if extent is None:
         return wire.Grant(grant.outcome)
-    return wire.Grant(grant.outcome, grant.ticket, extent.segment, extent.offset)
+    return wire.Grant(grant.outcome, grant.ticket, extent.segment, extent.offset, grant.own)

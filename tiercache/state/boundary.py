@@ -1,6 +1,6 @@
 """Where a sequence can be resumed. Nothing else decides what a hit is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiercache.state.layout import Part
@@ -25,8 +25,17 @@ def resolve(parts: Sequence[Part], positions: Sequence[int], held: Sequence[Sequ
     A position can be resumed when each part holds its window there: a snapshot at the position itself;
     otherwise its last `window` whole blocks (all when None) and, inside a block, the partial block.
     """
+    return next(resumable(parts, positions, held), -1)
+
+
+def resumable(
+    parts: Sequence[Part], positions: Sequence[int], held: Sequence[Sequence[int]]
+) -> Iterator[int]:
+    """Yield the index of every position that can be resumed, the deepest first; see `resolve`.
+
+    `held` may be of anything true or false: bytes, for instance."""
     depth = len(positions)
-    windows: list[Sequence[bool]] = []
+    windows: list[Sequence[int]] = []
     for part, flags in zip(parts, held, strict=True):
         if part.window is None:
             depth = _first_gap(part, positions, flags, depth)
@@ -39,11 +48,10 @@ def resolve(parts: Sequence[Part], positions: Sequence[int], held: Sequence[Sequ
             if not flags[position]:
                 break
         else:
-            return position
-    return -1
+            yield position
 
 
-def _first_gap(part: Part, positions: Sequence[int], flags: Sequence[bool], depth: int) -> int:
+def _first_gap(part: Part, positions: Sequence[int], flags: Sequence[int], depth: int) -> int:
     """Return the first position at which a whole block is missing: nothing from there on can be
     resumed by a part that needs all its blocks."""
     block = part.block_tokens
@@ -53,9 +61,7 @@ def _first_gap(part: Part, positions: Sequence[int], flags: Sequence[bool], dept
     return depth
 
 
-def _windows(
-    window: int, block: int, positions: Sequence[int], flags: Sequence[bool]
-) -> list[bool]:
+def _windows(window: int, block: int, positions: Sequence[int], flags: Sequence[int]) -> list[bool]:
     """Return for each position whether the last `window` whole blocks before it are held."""
     found: list[bool] = []
     unbroken = 0

@@ -81,6 +81,21 @@ class Chain:
             return self.digests[block]
         return self._extend(b"tail%d:" % rest, self.digests[block], tokens - rest, tokens)
 
+    def extended(self, tokens: Sequence[int]) -> "Chain":
+        """Return the chain of this sequence followed by `tokens`; whole blocks are not hashed again."""
+        more = Chain(tokens, self.block_tokens)
+        longer = object.__new__(Chain)
+        longer.block_tokens = self.block_tokens
+        longer._blob = self._blob + more._blob
+        longer._tokens = self._tokens + more._tokens
+        longer._extras = self._extras
+        digests = list(self.digests)
+        while len(digests) * self.block_tokens <= longer._tokens:
+            stop = len(digests) * self.block_tokens
+            digests.append(longer._extend(b"block", digests[-1], stop - self.block_tokens, stop))
+        longer.digests = tuple(digests)
+        return longer
+
     def blocks(self) -> bytes:
         """Return the digests of all whole blocks, concatenated: what `plan` sends."""
         return b"".join(self.digests[1:])
@@ -99,6 +114,47 @@ class Chain:
             if found:
                 hasher.update(encode(found))
         return hasher.digest()
+
+
+class GivenChain(Chain):
+    """A chain of digests that an engine made: of consecutive whole blocks, the first of which is block
+    `first` of its sequence (0 for the first one).
+
+    Its scheme is the engine's, and belongs into the namespace. The tokens are not known, so there are
+    no boundaries inside blocks; nor are the digests before the first given block.
+    """
+
+    __slots__ = ("_first",)
+
+    def __init__(self, path: bytes, block_tokens: int, first: int = 0) -> None:
+        """`path`: the digests, concatenated. Raises ValueError when it is no whole number of them."""
+        if block_tokens < 1 or first < 0:
+            raise ValueError("block_tokens must be at least 1, first at least 0")
+        if len(path) % DIGEST_BYTES:
+            raise ValueError(f"digests are {DIGEST_BYTES} bytes each, not {len(path)} in all")
+        self._blob = path
+        self._first = first
+        self._tokens = (first + len(path) // DIGEST_BYTES) * block_tokens
+        self._extras = {}
+        self.block_tokens = block_tokens
+        self.digests = ()
+
+    def digest_at(self, tokens: int) -> bytes:
+        """Return the digest of the first `tokens` tokens: whole blocks, from the first given one on."""
+        block, rest = divmod(tokens, self.block_tokens)
+        if rest or not self._first < block <= self._tokens // self.block_tokens:
+            raise ValueError(f"no digest at {tokens} tokens was given")
+        at = (block - self._first - 1) * DIGEST_BYTES
+        return self._blob[at : at + DIGEST_BYTES]
+
+    def blocks(self) -> bytes:
+        """Return the given digests, concatenated."""
+        return self._blob
+
+
+def tenant_of(salt: str) -> str:
+    """Return the label of everybody who uses a salt: eight digits that do not reveal it, "-" for none."""
+    return digest("tenant", salt).hex()[:8] if salt else "-"
 
 
 @dataclass(frozen=True)
@@ -147,7 +203,7 @@ class Namespace:
     @cached_property
     def tenant(self) -> str:
         """A label for accounting that does not reveal the salt; "-" when there is none."""
-        return digest("tenant", self.salt).hex()[:8] if self.salt else "-"
+        return tenant_of(self.salt)
 
     def label(self) -> "Label":
         """Return what may be shown and stored of this namespace: everything but the salt."""

@@ -5,6 +5,7 @@ Freed slots are poisoned, so that whoever reads one sees it. Needs torch.
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -153,8 +154,15 @@ class Histories:
     def turn(self, run: Run) -> None:
         """Ask for a second slot."""
         self.sees(run)
-        if isinstance(self.owner.turn(run), Turn):
+        turn = self.owner.turn(run)
+        if isinstance(turn, Turn):
+            if run not in self.turning:
+                poison(
+                    self.owner.active.store, turn.write
+                )  # Whatever a step does not write is seen.
             self.turning.add(run)
+            assert turn.read == slot_of(self.owner, run) != turn.write
+        self.sees(run)
 
     def resume(self, checkpoint: Checkpoint) -> Run | None:
         """A request begins from a checkpoint; None when there is no slot."""
@@ -182,6 +190,24 @@ class Histories:
         self.kept[found] = self.runs.pop(run)
         self.turning.discard(run)
         self.ended.append(run)
+        return found
+
+    def adopt(self, checkpoint: Checkpoint, *, last: bool = False) -> Run | None:
+        """A run takes a checkpoint's slot over; None when it cannot, and then nothing has changed."""
+        place = self.owner.place(checkpoint)
+        found = self.owner.adopt(checkpoint, last=last)
+        if not isinstance(found, Run):
+            assert isinstance(found, Skipped)
+            assert self.owner.place(checkpoint) == place
+            return None
+        assert place == (self.owner.active.store, slot_of(self.owner, found))
+        self.runs[found] = self.kept[checkpoint]
+        self.sees(found)
+        if last:
+            del self.kept[checkpoint]
+            self.ended.append(checkpoint)
+        else:
+            assert self.owner.place(checkpoint) != place
         return found
 
     def settle(self, checkpoint: Checkpoint) -> None:
@@ -253,7 +279,8 @@ def play(model: Histories, source: random.Random, steps: int) -> None:
         model.step, model.step, model.turn, model.snapshot, model.snapshot, model.donate, model.abort,
     ]  # fmt: skip
     on_kept: list[Callable[[Checkpoint], object]] = [
-        model.resume, model.resume, model.settle, model.evict, model.copy_out,
+        model.resume, model.resume, model.settle, model.evict, model.copy_out, model.adopt,
+        partial(model.adopt, last=True),
     ]  # fmt: skip
     for _ in range(steps):
         chance = source.random()

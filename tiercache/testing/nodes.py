@@ -23,7 +23,7 @@ START_S = 20.0
 """How long a start, an end or a condition may take on a busy machine before it is a failure."""
 
 LOOK_S = 0.002
-Value = str | int | float | bool | tuple[int, ...]
+Value = str | int | float | bool | tuple[int, ...] | tuple[str, ...] | dict[str, float]
 Table = Mapping[str, Value]
 
 
@@ -82,7 +82,7 @@ class NodeProcess:
         self.pid = 0
         self._launcher = launcher
         self._pidfd = -1
-        self._tables = tables
+        self._tables = {name: dict(table) for name, table in tables.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +109,11 @@ class NodeProcess:
         self._pidfd = os.pidfd_open(self.pid)
         if listening:
             self.wait_until(self.listens)
+
+    def set(self, **tables: Table) -> None:
+        """Change settings; they hold from the next start on."""
+        for name, table in tables.items():
+            self._tables.setdefault(name, {}).update(table)
 
     def listens(self) -> bool:
         """Whether clients can connect."""

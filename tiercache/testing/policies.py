@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from tiercache.core.policy.base import Eviction
+from tiercache.core.events import Capture
+from tiercache.core.policy.base import Admission, Checkpoints, Eviction, Prompt, Sort, Stop
 
 
 class Thing:
@@ -98,3 +99,78 @@ class EvictionContract:
             return order
 
         assert history() == history()
+
+
+class AdmissionContract:
+    """What an `Admission` promises."""
+
+    def make(self) -> Admission:
+        """Return a policy."""
+        raise NotImplementedError
+
+    def test_more_sights_never_earn_less(self) -> None:
+        """What earned its place keeps it."""
+        policy = self.make()
+        earned = [policy.earned(sights) for sights in range(20)]
+        assert earned == sorted(earned)
+
+
+class CheckpointsContract:
+    """What a `Checkpoints` promises."""
+
+    def make(self) -> Checkpoints:
+        """Return a policy."""
+        raise NotImplementedError
+
+    def prompts(self) -> list[tuple[Prompt, Capture]]:
+        """Return prompts of many shapes, and what their engines can capture."""
+        chance = random.Random(11)
+        found = []
+        for _ in range(400):
+            block = chance.choice((1, 4, 16))
+            tokens = chance.randint(1, 300)
+            reached = chance.randint(0, tokens // block) * block
+            fork = chance.randint(0, reached // block) * block
+            ends = frozenset(end for end in (tokens - 1, tokens) if chance.random() < 0.5)
+            resumed = chance.choice((0, chance.randint(0, tokens)))
+            prompt = Prompt(tokens, resumed, block, reached, fork, ends, chance.randint(0, 9))
+            capture = Capture(chance.choice((-3, 0, 8, 50)), chance.choice((-3, 0, 1, 4, 16, 64)))
+            found.append((prompt, capture))
+        return found
+
+    def test_places_are_still_to_be_computed(self) -> None:
+        """Each once, ascending, deeper than what is resumed."""
+        for prompt, capture in self.prompts():
+            places = self.make().place(prompt, capture)
+            assert places == sorted(set(places))
+            assert all(prompt.resumed < end <= prompt.tokens for end in places)
+
+    def test_places_are_within_the_engine_s_means(self) -> None:
+        """Multiples of the grain, or ends of chunks and of the prompt."""
+        for prompt, capture in self.prompts():
+            for end in self.make().place(prompt, capture):
+                if capture.grain >= 1:
+                    assert end % capture.grain == 0
+                elif end not in {prompt.tokens - 1, prompt.tokens}:
+                    assert capture.chunk_tokens >= 1
+                    assert end % capture.chunk_tokens == 0
+
+    def test_the_same_question_has_the_same_answer(self) -> None:
+        """A policy remembers nothing: histories can be replayed."""
+        policy = self.make()
+        for prompt, capture in self.prompts():
+            assert policy.place(prompt, capture) == self.make().place(prompt, capture)
+
+    def test_a_fork_is_captured(self) -> None:
+        """Whatever else a policy wants: where requests part, a third one resumes."""
+        prompt = Prompt(100, 0, 16, reached=48, fork=48)
+        assert 48 in self.make().place(prompt, Capture(0, 16))
+        assert self.make().keeps(Stop(48, Sort.FORK, 2, last=False))
+
+    def test_more_sights_never_earn_less(self) -> None:
+        """What is kept at one sight is kept at two."""
+        policy = self.make()
+        for sort in Sort:
+            for last in (True, False):
+                kept = [policy.keeps(Stop(96, sort, sights, last)) for sights in range(1, 9)]
+                assert kept == sorted(kept)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from tiercache.state import Layout, Piece, resolve
 from tiercache.wire import messages as wire
+from tiercache.wire import surveying
 
 Name: TypeAlias = tuple[int, int, int, str, bytes]
 """Part, shard start and stop, codec, digest."""
@@ -66,6 +67,13 @@ class Shelf:
                 names = [(w.part, w.shard_start, w.shard_stop, w.codec, w.digest)
                          for w in request.wanted]  # fmt: skip
                 return wire.Fetched(call, [self.objects.get(name) for name in names])
+            case surveying.Survey(call):
+                self.leases.add(request.request)
+                return surveying.Surveyed(call, self._survey(request))
+            case wire.Clear(call):
+                count = len(self.objects)
+                self.objects.clear()
+                return wire.Report(call, b'{"objects":%d,"nbytes":0,"busy":0,"failed":""}' % count)
             case wire.Flush(call):
                 return wire.Flushed(call, 0, 0)
             case _:
@@ -102,6 +110,15 @@ class Shelf:
         return wire.Planned(
             plan.call, boundary, boundary > 0, boundary, pieces, [plan.tokens], candidates, reason
         )
+
+    def _survey(self, survey: surveying.Survey) -> list[bytes]:
+        blocks = [survey.chain[at : at + 32] for at in range(0, len(survey.chain), 32)]
+        parts = range(len(self.layout.parts))
+        rows = [bytes([self._name(part, at) in self.objects for at in blocks]) for part in parts]
+        whole = [row.find(0) for row, part in zip(rows, self.layout.parts, strict=True)
+                 if part.window is None]  # fmt: skip
+        depth = min((gap for gap in whole if gap >= 0), default=len(blocks))
+        return [row[:depth] for row in rows]
 
     def _name(self, part: int, digest: bytes) -> Name:
         return (part, 0, self.layout.parts[part].units, "native", digest)

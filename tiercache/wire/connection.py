@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from tiercache.errors import LayoutError, ProtocolError
+from tiercache.wire import clustering, guarding, sharing, surveying
 from tiercache.wire import messages as wire
 from tiercache.wire.frames import Frames, frame
 
@@ -27,7 +28,10 @@ ANSWERS: Final[dict[type, type]] = {
     wire.Hello: wire.Welcome,
     wire.Attach: wire.Attached,
     wire.Plan: wire.Planned,
+    surveying.Survey: surveying.Surveyed,
     wire.Load: wire.Loaded,
+    sharing.Push: sharing.Pushed,
+    sharing.Where: sharing.Places,
     wire.Reserve: wire.Reserved,
     wire.Fetch: wire.Fetched,
     wire.Flush: wire.Flushed,
@@ -37,6 +41,13 @@ ANSWERS: Final[dict[type, type]] = {
     wire.Evict: wire.Report,
     wire.Clear: wire.Report,
     wire.Verify: wire.Report,
+    guarding.Pin: guarding.Pinned,
+    guarding.Unpin: guarding.Pinned,
+    guarding.PinKeys: guarding.Pinned,
+    guarding.Pins: wire.Report,
+    guarding.Shares: wire.Report,
+    clustering.ClearAll: wire.Report,
+    clustering.Members: wire.Report,
 }
 """The reply type of each request."""
 

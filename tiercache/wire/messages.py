@@ -7,7 +7,9 @@ refusal and "not worth it" are replies with a reason, not errors.
 
 import msgspec
 
-from tiercache.state import Layout, Namespace, Piece
+from tiercache.state import Care, Layout, Namespace, Piece
+from tiercache.state.care import NO_CARE
+from tiercache.wire import clustering, guarding, sharing, surveying
 
 PROTOCOL = 1
 
@@ -28,8 +30,9 @@ class Tail(_Message, frozen=True):
 
 
 class Capture(_Message, frozen=True):
-    """What an engine can capture while it runs: the ends of prefill chunks of `chunk_tokens` (0: it
-    does not prefill in chunks) and boundaries that are multiples of `grain` tokens (1: any)."""
+    """What an engine can capture while it runs: boundaries that are multiples of `grain` tokens (1: any).
+    With `grain` 0 only the prompt's two ends, at its length and one token before, and the ends of
+    prefill chunks of `chunk_tokens` (0: it does not prefill in chunks)."""
 
     chunk_tokens: int = 0
     grain: int = 1
@@ -65,13 +68,15 @@ class Grant(_Message, frozen=True):
     """The answer to one offer.
 
     `outcome` is "granted" (write `nbytes` at `offset` of `segment`, then commit `ticket`), "held"
-    (it is there already), "busy" (somebody else is writing it), or why it was declined.
+    (it is there already), "busy" (somebody else is writing it), or why it was declined. `own`: objects
+    of the same tenant that went, since it would have been beyond its share.
     """
 
     outcome: str
     ticket: int = 0
     segment: int = 0
     offset: int = 0
+    own: int = 0
 
 
 # --- requests
@@ -87,7 +92,8 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 class Attach(_Message, frozen=True, tag="attach"):
     """Asks to serve one namespace. The reply carries the arena's descriptors. `write` asks for
-    writable ones."""
+    writable ones. `prefill_tokens_per_s`: how fast the engine computes the start of a prompt, over all
+    ranks; 0 when it does not say."""
 
     call: int
     namespace: Namespace
@@ -95,6 +101,7 @@ class Attach(_Message, frozen=True, tag="attach"):
     ranks: int
     rank: int
     write: bool
+    prefill_tokens_per_s: float = 0.0
 
 
 class Plan(_Message, frozen=True, tag="plan"):
@@ -105,6 +112,9 @@ class Plan(_Message, frozen=True, tag="plan"):
     `tails`: boundaries inside blocks that the client has verified against its own tokens.
     `codecs`: encodings it accepts. `all_ranks`: also lease the other ranks' shards.
     `reshard`: take shards of other tensor-parallel sizes too; then several pieces may make one object.
+    `ends`: the prompt's own ends that lie inside blocks, for the node to know them again.
+    `care`: how what the request reaches should be kept. `source`: the node of the cluster that handed
+    the request over, and is asked first.
     """
 
     call: int
@@ -119,6 +129,9 @@ class Plan(_Message, frozen=True, tag="plan"):
     capture: Capture
     all_ranks: bool
     reshard: bool = False
+    ends: list[Tail] = []
+    care: Care = NO_CARE
+    source: str = ""
 
 
 class Load(_Message, frozen=True, tag="load"):
@@ -138,13 +151,14 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Reserve(_Message, frozen=True, tag="reserve"):
-    """Asks for room to write objects into."""
+    """Asks for room to write objects into, and says how they should be kept."""
 
     call: int
     request: str
     lora: str
     salt: str
     offers: list[Offer]
+    care: Care = NO_CARE
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):
@@ -330,21 +344,34 @@ class Failed(_Message, frozen=True, tag="failed"):
     text: str
 
 
+Question = Stats | List | Inspect | Evict | Clear | Verify
 Request = (
     Hello
     | Attach
     | Plan
+    | surveying.Survey
     | Load
     | Reserve
     | Fetch
     | Flush
-    | Stats
-    | List
-    | Inspect
-    | Evict
-    | Clear
-    | Verify
+    | Question
+    | guarding.Request
+    | sharing.Request
+    | clustering.Request
 )
 Notice = Commit | Cancel | Release | Detach
 FromClient = Request | Notice
-Reply = Welcome | Attached | Planned | Loaded | Reserved | Fetched | Flushed | Report | Failed
+Reply = (
+    Welcome
+    | Attached
+    | Planned
+    | surveying.Surveyed
+    | Loaded
+    | Reserved
+    | Fetched
+    | Flushed
+    | guarding.Pinned
+    | sharing.Reply
+    | Report
+    | Failed
+)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
+from tiercache.core import guard_events
 from tiercache.state import NATIVE, Extent, Layout, Piece, Shard
 from tiercache.testing.sim.node import SimNode
 from tiercache.testing.sim.swarm import Swarm
@@ -88,6 +89,8 @@ class Engine:
         if rng.random() >= swarm.hold:
             yield self.release(request)
         yield from turn.save(boundary, ends)
+        if rng.random() < swarm.pins:
+            yield from self.pin(turn)
         if rng.random() < 0.3:
             yield from self.fetch(turn)
         if rng.random() < 0.2:
@@ -95,6 +98,22 @@ class Engine:
             until = self.node.now + rng.random()
             yield [ev.FlushAsked(s, self.call(), durable, until) for s in self.sessions]
         yield self.release(request)
+
+    def pin(self, turn: Turn) -> Script:
+        """Pin one of a prompt's boundaries, and perhaps think better of it."""
+        rng, chain = self.rng, turn.chain
+        session = rng.choice(self.sessions)
+        tokens = rng.randint(1, len(turn.tokens))
+        digests = list(chain.digests[1 : tokens // chain.block_tokens + 1])
+        tail = chain.digest_at(tokens) if tokens % chain.block_tokens else b""
+        lora, salt = turn.scope.lora, turn.scope.salt
+        age_s = rng.choice((0.1, 1.0, 50.0))
+        asked = guard_events.PinAsked(
+            session, self.call(), lora, salt, digests, tokens, tail, age_s
+        )
+        (answer,) = yield [asked]
+        if isinstance(answer, cm.Pinned) and rng.random() < 0.3:
+            yield [guard_events.UnpinAsked(session, self.call(), answer.number, "")]
 
     def release(self, request: str) -> list[ev.Event]:
         """Return what ends a request, after a last look at what was promised to stay."""
@@ -126,9 +145,20 @@ class Engine:
             shard = rng.choice(self.layout.parts[part].shards(len(self.sessions)))
             wanted.append(ev.Wanted(part, shard, NATIVE, turn.chain.digest_at(end)))
             names.append((part, *span_of(self.layout, part, end)))
+        lora, salt = turn.scope.lora, turn.scope.salt
+        survey = f"{turn.request}-survey"
+        digests = list(turn.chain.digests[1:])
+        if digests:
+            hold_until = self.node.now + rng.choice((0.0, 5.0))
+            asked = ev.SurveyAsked(
+                session, self.call(), survey, lora, salt, digests, (NATIVE,), hold_until
+            )
+            (seen,) = yield [asked]
+            if isinstance(seen, cm.Surveyed):
+                assert len({len(flags) for flags in seen.held}) == 1
+                assert len(seen.held) == len(self.layout.parts)
         until = self.node.now + rng.choice((0.0, 0.5, 5.0))
         call = self.call()
-        lora, salt = turn.scope.lora, turn.scope.salt
         (answer,) = yield [ev.FetchAsked(session, call, request, lora, salt, wanted, until)]
         if isinstance(answer, cm.Fetched):
             for piece, want, (part, start, end) in zip(answer.pieces, wanted, names, strict=True):
@@ -141,7 +171,7 @@ class Engine:
                     assert self.read(piece) == expected, f"fetched bytes differ: {piece}"
         self.look(session, request)
         self.holdings[session].leased.pop(request, None)
-        yield [ev.Released(session, [request])]
+        yield [ev.Released(session, [request, survey])]
 
     # --- memory
 

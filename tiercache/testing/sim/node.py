@@ -9,6 +9,7 @@ import xxhash
 
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
+from tiercache.core.cluster.commands import Announce, Locate, Pull
 from tiercache.core.limits import Limits
 from tiercache.core.machine import Machine
 from tiercache.errors import Fault
@@ -51,7 +52,9 @@ class SimNode:
         self.opened = False
         self.opening_pace = 1.0  # How likely the disk is to be among what can happen next.
         self.ticked: Callable[[float], None] = lambda now: None
+        self.abroad: Callable[[Locate | Pull | Announce], None] = _nobody
         self.now = 0.0
+        self.clock: Callable[[float], float] = _since_1970
         self.check_every = 1
         self.handled: Counter[str] = Counter()
         self.rng = rng
@@ -85,13 +88,18 @@ class SimNode:
             case cm.Check(objects=objects):
                 assert self.opened or all(tier == "host" for _, tier, _ in objects)
                 self.reads.append(command)
+            case Locate() | Pull() | Announce():
+                if isinstance(command, Pull):
+                    for _, target in command.objects:
+                        self.view(target)[:] = bytes([GARBAGE]) * target.size
+                self.abroad(command)
             case _:
                 assert self.opened, "a write before the disk is open"
                 self.writes.append(command)
 
     def wall(self, now: float) -> float:
         """Return the wall clock's time."""
-        return 1e9 + now
+        return self.clock(now)
 
     def view(self, extent: Extent) -> memoryview:
         """Return arena memory."""
@@ -218,3 +226,11 @@ class SimNode:
 
     def _any(self, jobs: list[Job]) -> Job:
         return jobs.pop(self.rng.randrange(len(jobs)))
+
+
+def _since_1970(now: float) -> float:
+    return 1e9 + now
+
+
+def _nobody(command: Locate | Pull | Announce) -> None:
+    raise AssertionError(f"there are no other nodes: {command}")

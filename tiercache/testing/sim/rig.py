@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
-from tiercache.core.limits import Limits
+from tiercache.core.limits import Limits, Retaining
 from tiercache.core.machine import Machine
 from tiercache.errors import Fault
 from tiercache.state import NATIVE, Chain, Kind, Layout, Namespace, Part, Piece, Tensor
@@ -41,8 +41,13 @@ def hybrid(units: int = 1) -> Layout:
 
 
 def small(pages: int = 64, nvme_pages: int = 0) -> Limits:
-    """Return limits with one host segment and NVMe segments of four pages."""
-    return Limits((pages * PAGE,), nvme_bytes=nvme_pages * PAGE, nvme_segment_bytes=4 * PAGE)
+    """Return limits with one host segment and NVMe segments of four pages. What is offered is kept."""
+    return Limits(
+        (pages * PAGE,),
+        nvme_bytes=nvme_pages * PAGE,
+        nvme_segment_bytes=4 * PAGE,
+        retaining=Retaining(mode="dense", checkpoints_per_path_max=0),
+    )
 
 
 class Rig:
@@ -299,6 +304,26 @@ class Client:
         return ev.FetchAsked(
             self.session, self.rig.number(), request, self.lora, self.salt, wanted, until
         )
+
+    def surveying(
+        self, request: str, digests: Sequence[bytes], hold_s: float = 10.0
+    ) -> ev.SurveyAsked:
+        """Return the event that surveys a path."""
+        until = self.rig.now + hold_s
+        return ev.SurveyAsked(
+            self.session,
+            self.rig.number(),
+            request,
+            self.lora,
+            self.salt,
+            list(digests),
+            self.codecs,
+            until,
+        )
+
+    def survey(self, request: str, digests: Sequence[bytes], hold_s: float = 10.0) -> list[bytes]:
+        """Return what is held along a path."""
+        return self.rig.ask(self.surveying(request, digests, hold_s), cm.Surveyed).held
 
     def wanted(self, chain: Chain, index: int, end: int) -> ev.Wanted:
         """Return the name of one object of this rank."""

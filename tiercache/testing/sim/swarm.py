@@ -6,9 +6,11 @@ behind common ones. So each seed tries a few things hard.
 
 import random
 from dataclasses import dataclass
+from typing import get_args
 
-from tiercache.core.limits import Limits
-from tiercache.state import Kind, Layout, Namespace, Part, Tensor
+from tiercache.core.limits import Evicting, Limits, Order, Protecting, Retaining
+from tiercache.core.policy.retention import Retention
+from tiercache.state import Care, Hint, Kind, Layout, Namespace, Part, Tensor
 from tiercache.testing.sim.disk import Faults
 from tiercache.testing.sim.model import CONV_COLUMNS
 
@@ -43,6 +45,8 @@ class Swarm:
     opening_pace: float
     operator: float
     clear: float
+    pins: float
+    care: float
     haste: int
     steps: int
 
@@ -65,7 +69,7 @@ def draw(rng: random.Random, steps: int) -> Swarm:
         namespaces=namespaces,
         scopes=scopes,
         codecs=rng.choice(((("native",),), (("native",), ("xor", "native"), ("native", "xor")))),
-        limits=draw_limits(rng),
+        limits=draw_limits(rng, [namespaces[0].narrow(salt=salt).tenant for _, salt in scopes]),
         engines=rng.choice((1, 2, 3, 4)),
         ranks=rng.choice(((1, ranks), (ranks,))),
         reshard=maybe(1.0),
@@ -90,12 +94,45 @@ def draw(rng: random.Random, steps: int) -> Swarm:
         opening_pace=rng.choice((0.02, 0.2, 1.0)),
         operator=maybe(0.08),
         clear=maybe(0.3),
+        pins=maybe(0.4),
+        care=maybe(0.8, 0.6),
         haste=rng.choice((1, 2, 5)),
         steps=steps,
     )
 
 
-def draw_limits(rng: random.Random) -> Limits:
+def draw_care(rng: random.Random, chance: float) -> Care:
+    """Return what one request wishes; mostly nothing."""
+    if rng.random() >= chance:
+        return Care()
+    return Care(
+        ttl_ms=rng.choice((0, 0, 1, 200, 5000)),
+        priority=rng.randint(-2, 2),
+        hint=rng.choice(tuple(Hint)),
+        store=rng.random() < 0.8,
+    )
+
+
+def draw_protecting(rng: random.Random, tenants: list[str]) -> Protecting:
+    """Return what is protected, and from whom. Often nothing."""
+    shares = tuple((name, rng.random(), rng.random()) for name in dict.fromkeys(tenants))
+    return Protecting(
+        pinned_share_max=rng.choice((0.0, 0.2, 0.9)),
+        pin_s_max=rng.choice((1.0, 1000.0)),
+        pins_per_owner_max=rng.choice((1, 1000)),
+        shared_share_max=rng.choice((0.0, 0.1, 0.9)),
+        shared_sights_min=rng.choice((2, 8)),
+        shared_s_max=rng.choice((1.0, 1000.0)),
+        chances_max=rng.choice((0, 2, 4)),
+        tool_call_s_max=rng.choice((0.5, 100.0)),
+        ttl_s=rng.choice((0.0, 0.0, 2.0)),
+        host_share=rng.choice((1.0, 1.0, 0.6)),
+        nvme_share=rng.choice((1.0, 1.0, 0.6)),
+        shares=shares if rng.random() < 0.3 else (),
+    )
+
+
+def draw_limits(rng: random.Random, tenants: list[str]) -> Limits:
     """Return limits small enough to be met."""
     segments = tuple(PAGE * rng.choice((16, 32, 64, 256)) for _ in range(rng.choice((1, 2))))
     segment_bytes = PAGE * rng.choice((4, 16, 32))
@@ -112,7 +149,17 @@ def draw_limits(rng: random.Random) -> Limits:
         plans_max=rng.choice((2, 1000, 1000)),
         waiting_max=rng.choice((1, 1000, 1000)),
         tails_max=rng.choice((1, 2, 8)),
-        checkpoints_max=rng.choice((0, 2, 8)),
+        sample_bytes_min=1,
+        advice_max=rng.choice((1, 1000, 1000)),
+        retaining=Retaining(
+            mode=rng.choice(get_args(Retention)),
+            interval_tokens=rng.choice((1, 3, 8)),
+            decode_interval_tokens=rng.choice((0, 0, 2)),
+            checkpoints_per_path_max=rng.choice((0, 2, 8)),
+            prefill_tokens_per_s=rng.choice((0.0, 1.0, 100.0, 10_000.0)),
+        ),
+        evicting=draw_evicting(random.Random(f"{segment_bytes} {segments} 1")),
+        way_blocks_max=20 if segment_bytes < 16 * PAGE else 1000,
         namespaces_max=rng.choice((2, 1000, 1000)),
         reservations_per_session_max=rng.choice((20, 1000, 1000)),
         leases_per_session_max=rng.choice((20, 1000, 1000)),
@@ -123,7 +170,13 @@ def draw_limits(rng: random.Random) -> Limits:
         fill_batch_bytes_max=rng.choice((64, 100_000)),
         list_rows_max=rng.choice((2, 1000)),
         list_scan_max=rng.choice((3, 1000)),
+        protecting=draw_protecting(rng, tenants),
     )
+
+
+def draw_evicting(rng: random.Random) -> Evicting:
+    """Return what goes first."""
+    return Evicting(rng.choice(get_args(Order)), ghosts_max=rng.choice((3, 1000)))
 
 
 def draw_layout(rng: random.Random, ranks: int) -> Layout:

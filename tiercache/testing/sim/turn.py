@@ -11,7 +11,7 @@ from tiercache.core import events as ev
 from tiercache.state import NATIVE, Chain, Extent, Layout, Piece, Shard
 from tiercache.testing.sim.model import Run, visible_from
 from tiercache.testing.sim.node import SimNode
-from tiercache.testing.sim.swarm import Swarm
+from tiercache.testing.sim.swarm import Swarm, draw_care
 from tiercache.testing.sim.texts import Scope, Texts
 
 Script: TypeAlias = Generator[list[ev.Event], list[cm.ReplyBody], None]
@@ -68,6 +68,7 @@ class Turn:
         self.codecs = engine.rng.choice(engine.swarm.codecs)
         self.all_ranks = engine.rng.random() < 0.5
         self.reshard = engine.rng.random() < engine.swarm.reshard
+        self.care = draw_care(engine.rng, engine.swarm.care)
         self.boundaries: list[int] = []
         self.pieces: list[list[Piece]] = []
         self.ready: list[bool] = []
@@ -92,7 +93,7 @@ class Turn:
 
     def _asked(self, session: int, tails: list[ev.Tail]) -> ev.PlanAsked:
         engine, rng = self.engine, self.engine.rng
-        capture = ev.Capture(rng.choice((0, 3, 8)), rng.choice((1, 4)))
+        capture = ev.Capture(rng.choice((0, 3, 8)), rng.choice((0, 1, 4)))
         return ev.PlanAsked(
             session,
             engine.call(),
@@ -107,7 +108,17 @@ class Turn:
             capture,
             self.all_ranks,
             self.reshard,
+            self._ends() if rng.random() < 0.5 else [],
+            self.care,
         )
+
+    def _ends(self) -> list[ev.Tail]:
+        block = self.chain.block_tokens
+        return [
+            ev.Tail(end, self.chain.digest_at(end), self.chain.digests[end // block])
+            for end in (len(self.tokens) - 1, len(self.tokens))
+            if end % block
+        ]
 
     def _is_ours(self, tail: ev.Tail) -> bool:
         whole = tail.tokens // self.chain.block_tokens
@@ -246,7 +257,9 @@ class Turn:
             offers = self._offers(rank, boundary, ends)
             rng.shuffle(offers)
             lora, salt = self.scope.lora, self.scope.salt
-            ask = ev.ReserveAsked(session, engine.call(), self.request, lora, salt, offers)
+            ask = ev.ReserveAsked(
+                session, engine.call(), self.request, lora, salt, offers, self.care
+            )
             (answer,) = yield [ask]
             if not isinstance(answer, cm.Reserved):
                 continue

@@ -18,6 +18,8 @@ import msgspec
 
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
+from tiercache.core import guard_events
+from tiercache.core.cluster.commands import Announce, Locate, Pull
 from tiercache.testing.sim.disk import Disk
 from tiercache.testing.sim.engine import Engine
 from tiercache.testing.sim.node import SimNode
@@ -29,6 +31,8 @@ from tiercache.testing.sim.watch import REQUESTS, Watch
 LAST_EVENTS = 40
 LINE_CHARS_MAX = 700
 DRAIN_STEPS_MAX = 100_000
+PEERS = -(1 << 40)
+"""Sessions from here down are connections of other nodes."""
 
 
 class HistoryError(AssertionError):
@@ -73,16 +77,30 @@ class Frozen:
     session: int
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the world of a node shares with those of other nodes. `abroad` gets what the node commands
+    that concerns others, and its answers to them: sessions from `PEERS` down are theirs."""
+
+    rng: random.Random
+    swarm: Swarm
+    texts: Texts
+    abroad: Callable[[Locate | Pull | Announce | cm.Reply], None]
+
+
 class World:
     """Everything of one seed. `full`: keep a digest of all that happens, for replays."""
 
-    def __init__(self, seed: int, steps: int, *, full: bool = False) -> None:
-        self.rng = random.Random(seed)
+    def __init__(
+        self, seed: int, steps: int, *, full: bool = False, given: Given | None = None
+    ) -> None:
+        self.rng = given.rng if given is not None else random.Random(seed)
         self.seed = seed
-        self.swarm: Swarm = draw(self.rng, steps)
+        self.swarm: Swarm = given.swarm if given is not None else draw(self.rng, steps)
         limits = self.swarm.limits
         self.disk = Disk(self.rng, self.swarm.faults, limits.nvme_segment_bytes)
-        self.texts = Texts(self.swarm.layout, self.rng)
+        self.texts = given.texts if given is not None else Texts(self.swarm.layout, self.rng)
+        self._given = given
         self.players: list[Player] = []
         self.frozen: list[Frozen] = []
         self.watch = Watch(self.swarm)
@@ -105,6 +123,8 @@ class World:
             self.disk.over_cap = True  # Until the core has seen to it.
         node = SimNode(limits, self.disk, rng, reply=self._reply, trace=self._trace)
         node.ticked = self.watch.ticked
+        if self._given is not None:
+            node.abroad = self._given.abroad
         node.check_every = 3
         node.opening_pace = self.swarm.opening_pace
         if limits.nvme_bytes:
@@ -116,6 +136,8 @@ class World:
         self.events += 1
         if isinstance(what, cm.Command):
             self.watch.commands(what)
+        elif isinstance(what, ev.Found):
+            self.watch.guard.found(what)
         if self._full is not None:
             self._full.update(f"{now:.6f} {what!r}\n".encode())
 
@@ -139,11 +161,14 @@ class World:
                     player.waiting[event.session, event.call] = len(player.answers)
                     player.answers.append(None)
         for event in events:
-            self.watch.hears(event, self.node.now)
+            self.watch.hears(event, self.node.now, self.node.wall(self.node.now))
             self.node.hear(event)
 
     def _reply(self, reply: cm.Reply) -> None:
         name = (reply.session, reply.call)
+        if reply.session <= PEERS and self._given is not None:
+            self._given.abroad(reply)
+            return
         self.watch.answers(reply, self.node)
         for player in self.players:
             at = player.waiting.pop(name, None)
@@ -203,6 +228,7 @@ class World:
         self.players.clear()
         self.frozen.clear()
         self.watch.asked.clear()
+        self.watch.guard.restarted()
         now = self.node.now
         self.node = self._start()
         self.node.now = now
@@ -221,10 +247,25 @@ class World:
                 session, call, prefix, rng.choice(("", "host", "nvme")), rng.choice((0, 9999))
             ),
             ev.VerifyAsked(session, call, rng.randrange(50), rng.randint(1, 20)),
+            *self._guarding(session, call, prefix),
         ]
         if rng.random() < self.swarm.clear:
             events = [ev.ClearAsked(session, call, prefix)]
         self._say([rng.choice(events)], None)
+
+    def _guarding(self, session: int, call: int, prefix: str) -> list[ev.Event]:
+        rng, namespace = self.rng, self.swarm.namespaces[0]
+        tenant = namespace.narrow(salt=rng.choice(self.swarm.scopes)[1]).tenant
+        owner = rng.choice(("a", "b"))
+        return [
+            guard_events.KeysPinAsked(session, call, prefix, owner, rng.choice((0.5, 20.0))),
+            guard_events.UnpinAsked(session, call, rng.randrange(9), owner),
+            guard_events.PinsAsked(session, call),
+            guard_events.SharesAsked(session, call, "", None, None),
+            guard_events.SharesAsked(
+                session, call, tenant, rng.choice((None, rng.random(), 1.0)), rng.random()
+            ),
+        ]
 
     # --- one step
 
@@ -301,6 +342,7 @@ class World:
         )  # fmt: skip
         left = {name: gauges[name] for name in names if any(gauges[name].values())}
         assert not left, f"held by nobody: {left}"
+        self.watch.guard.ended(machine)
         lookups = machine.counters["lookups"]
         assert sum(machine.counters["misses"].values()) == lookups["miss"]
 

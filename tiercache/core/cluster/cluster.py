@@ -1,0 +1,162 @@
+"""All of one node's dealings with other nodes, behind one door."""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from tiercache.core.books import Books, Session
+from tiercache.core.catalog import Item, Shelf
+from tiercache.core.cluster import events as ev
+from tiercache.core.cluster.handing import Handing
+from tiercache.core.cluster.lending import Lending
+from tiercache.core.cluster.peers import Known
+from tiercache.core.cluster.pulling import Pulling
+from tiercache.core.cluster.reach import Reach
+from tiercache.core.cluster.summary import Own
+from tiercache.core.cluster.whereabouts import Whereabouts
+from tiercache.core.events import PushAsked
+from tiercache.core.filling import Filling
+from tiercache.core.planning import Planning
+from tiercache.core.writeback import WriteBack
+
+
+class Cluster:
+    """Takes every event that other nodes bring about. Without others there is none."""
+
+    def __init__(
+        self,
+        books: Books,
+        writeback: WriteBack,
+        filling: Filling,
+        pulling: Pulling,
+        reach: Reach,
+        planning: Planning,
+    ) -> None:
+        self._books = books
+        self._pulling = pulling
+        self._reach = reach
+        self._planning = planning
+        self._lending = Lending(books, writeback, filling)
+        self._handing = Handing(books, reach.peers, pulling)
+        self._whereabouts = Whereabouts(books, reach.peers)
+
+    def take(self, event: ev.ClusterEvent, now: float) -> None:
+        """Take in one event."""
+        match event:
+            case ev.MembersSeen():
+                self._reach.members(event)
+            case ev.PeerTold():
+                self._reach.told(event)
+            case ev.StandingHeld(until):
+                self._books.standing_until = until
+            case ev.FlushesKnown(flushes):
+                for namespace, number in flushes.items():
+                    self._books.flushed(namespace, number)
+            case ev.LocateEnded() | ev.Pulled() | ev.AnnounceEnded():
+                self._ended(event, now)
+            case _:
+                self._asked(event, now)
+
+    def _ended(self, event: ev.LocateEnded | ev.Pulled | ev.AnnounceEnded, now: float) -> None:
+        """Something that this node wanted of another one has come to its end."""
+        match event:
+            case ev.LocateEnded():
+                if not self._handing.located(event, now):
+                    self._planning.reached(self._reach.located(event, now), now)
+            case ev.Pulled(job, faults):
+                self.arrived(self._pulling.ended(job, faults, now), now)
+            case ev.AnnounceEnded():
+                self._handing.announced(event, now)
+
+    def _asked(
+        self,
+        event: ev.LocateAsked
+        | ev.LendAsked
+        | ev.LoanOver
+        | ev.SummaryAsked
+        | ev.WhereAsked
+        | ev.PeerLeft
+        | ev.Announced,
+        now: float,
+    ) -> None:
+        """Another node wants something of this one, or somebody wants to know what the nodes have."""
+        match event:
+            case ev.LocateAsked():
+                self._lending.locate(event, now)
+            case ev.LendAsked():
+                self._lending.lend(event)
+            case ev.LoanOver(session, call):
+                self._lending.loan_over(session, call)
+            case ev.SummaryAsked():
+                self._lending.summarise(event)
+            case ev.WhereAsked():
+                self._whereabouts.answer(event, now)
+            case ev.PeerLeft(session):
+                self._lending.close(session)
+            case ev.Announced():
+                self._handing.take(event, now)
+
+    def push(self, session: Session, shelf: Shelf, asked: PushAsked, now: float) -> None:
+        """See `Handing.push`."""
+        self._handing.push(session, shelf, asked, now)
+
+    def arrived(self, items: list[Item], now: float) -> None:
+        """These objects came to memory, or failed to."""
+        self._planning.arrived(items, now)
+        self._lending.arrived(items)
+        self._handing.arrived(items)
+
+    def tick(self, now: float) -> None:
+        """Answer whatever waited long enough."""
+        for asked in self._reach.tick(now):
+            self._planning.reached(asked, now)
+        self._lending.tick(now)
+        self._handing.tick(now)
+
+    def wakeup(self) -> float | None:
+        """Return when something is due next, or a time before."""
+        stages = (self._reach, self._lending, self._handing)
+        due = [at for at in (stage.wakeup() for stage in stages) if at is not None]
+        return min(due, default=None)
+
+    def close(self, session: int) -> None:
+        """A client's session ended: none of its plans is answered any more."""
+        self._reach.close(session)
+
+    def in_jobs(self) -> Iterator[Item]:
+        """Yield each item once for everything here that uses it."""
+        return chain(self._pulling.in_jobs(), self._lending.in_jobs())
+
+    def version_of(self, peer: str) -> int:
+        """See `Reach.version`."""
+        return self._reach.version(peer)
+
+    @property
+    def own(self) -> Own | None:
+        """Which boundaries could be resumed here, for reading; None when nobody is told."""
+        return self._books.catalog.own
+
+    @property
+    def standing_until(self) -> float:
+        """Until when this node gives out what is shared; infinite for one without a cluster."""
+        return self._books.standing_until
+
+    def known(self, now: float) -> dict[str, Known]:
+        """Return what is known of each other node, by name."""
+        return self._reach.peers.known(now)
+
+    def gauges(self, now: float) -> dict[str, dict[str, float]]:
+        """Return what is the case now, by name and label."""
+        known, own = self.known(now).values(), self._books.catalog.own
+        return {
+            "peers": {"": float(len(self._reach))},
+            "peers_sick": {"": float(sum(each.health == "sick" for each in known))},
+            "boundaries_told": {"": float(len(own) if own is not None else 0)},
+            "isolated_now": {"": float(self._books.is_isolated(now))},
+            "peer_pulls": {"": float(len(self._pulling))},
+            "handing_over": {"": float(len(self._handing))},
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError if the books of this do not add up."""
+        self._reach.check()
+        self._lending.check()

@@ -1,0 +1,112 @@
+"""What a node can be told to do with other nodes, and what it answers them."""
+
+import msgspec
+
+from tiercache.state import Extent, Record
+
+
+class _Command(msgspec.Struct, frozen=True):
+    pass
+
+
+class Locate(_Command, frozen=True):
+    """Ask a node where it could resume this prompt; fields as in `LocateAsked`. Answer: `LocateEnded`."""
+
+    job: int
+    peer: str
+    boot: str
+    request: str
+    namespace: bytes
+    digests: list[bytes]
+    limit: int
+    whole: int
+    ranks: int
+    codecs: tuple[str, ...]
+    reshard: bool
+    flush: int
+    partial: bool = False
+
+
+class Announce(_Command, frozen=True):
+    """Tell a node to come and take what is held of this prompt; fields as in `Announced`. It is waited for
+    `wait_s`. Answer: `AnnounceEnded`."""
+
+    job: int
+    peer: str
+    boot: str
+    request: str
+    namespace: bytes
+    digests: list[bytes]
+    limit: int
+    ranks: int
+    codecs: tuple[str, ...]
+    reshard: bool
+    flush: int
+    wait_s: float
+
+
+class Pull(_Command, frozen=True):
+    """Fetch each object from a node into its host extent, and check it. Answer: `Pulled`."""
+
+    job: int
+    peer: str
+    boot: str
+    objects: list[tuple[Record, Extent]]
+
+
+# --- replies
+
+
+class Located(_Command, frozen=True):
+    """Answers `LocateAsked`: the boundary, and the objects it rests on that the asker lacks."""
+
+    boundary: int
+    records: list[Record]
+
+
+class Taken(_Command, frozen=True):
+    """Answers `Announced`: how far this node could resume the prompt from its memory now."""
+
+    boundary: int
+
+
+class Place(_Command, frozen=True):
+    """How deep one node (`node` "": this one) could resume a prompt, and what it takes to do that here.
+
+    `tier` is "host", "nvme" or "coming", "peer" for another node; "" at boundary 0. `nbytes` is what the
+    boundary rests on, over all ranks, and `absent_bytes` of it are not in memory here; `seconds` is how
+    long they take to come, `compute_s` how long the tokens take to compute. -1: not known.
+    """
+
+    node: str
+    boundary: int
+    tier: str = ""
+    nbytes: int = 0
+    absent_bytes: int = 0
+    seconds: float = 0.0
+    compute_s: float = -1.0
+    health: str = ""
+
+
+class Places(_Command, frozen=True):
+    """Answers `WhereAsked`: this node, then the others that told of the prompt, the deepest first. `reason`
+    says why this one can resume nothing."""
+
+    places: list[Place]
+    reason: str
+    block_tokens: int
+
+
+class Lent(_Command, frozen=True):
+    """Answers `LendAsked`: where each object is, its size and checksum; None for one that is not there."""
+
+    objects: list[tuple[Extent, int, bytes] | None]
+
+
+class Summarised(_Command, frozen=True):
+    """Answers `SummaryAsked`; fields as in `PeerTold`."""
+
+    version: int
+    whole: bool
+    added: list[int]
+    removed: list[int]

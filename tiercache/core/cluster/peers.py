@@ -1,0 +1,164 @@
+"""What the other nodes hold, as far as they told, and whom to ask."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tiercache.core.cluster.breaker import Breaker
+from tiercache.core.limits import MIB, Clustering
+from tiercache.core.pace import Pace
+from tiercache.state.names import short
+
+
+class Peer:
+    """One other node: what it told last, and how it does."""
+
+    def __init__(self, name: str, bit: int, breaker: Breaker, pace: Pace) -> None:
+        self.name = name
+        self.bit = bit
+        self.boot = ""
+        self.version = -1
+        self.names: set[int] = set()
+        self.breaker = breaker
+        self.pace = pace  # How fast it gives.
+
+
+class Known(NamedTuple):
+    """What one node knows of another: how many boundaries it has told, and how it does."""
+
+    boundaries: int
+    health: str
+
+
+class Peers:
+    """All other nodes. Looking for a prefix costs one dictionary look-up for each digest, however many
+    nodes there are, and no message."""
+
+    def __init__(self, limits: Clustering, sample_bytes_min: int = MIB) -> None:
+        self._limits = limits
+        self._sample_bytes_min = sample_bytes_min
+        self._peers: dict[str, Peer] = {}
+        self._at: dict[int, int] = {}  # Short name -> mask of the peers that told it.
+        self._free: list[int] = []  # Bits that nobody has.
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._peers
+
+    def known(self, now: float) -> dict[str, Known]:
+        """Return what is known of each, by name."""
+        return {
+            name: Known(len(peer.names), peer.breaker.health(now))
+            for name, peer in self._peers.items()
+        }
+
+    def get(self, name: str) -> Peer | None:
+        """Return a peer that is a member; None for another."""
+        return self._peers.get(name)
+
+    def members(self, boots: dict[str, str]) -> None:
+        """These nodes are there now, by name, each with its boot token; others are not."""
+        for name in [name for name in self._peers if name not in boots]:
+            self._leave(self._peers.pop(name))
+        for name, boot in boots.items():
+            peer = self._peers.get(name)
+            if peer is None:
+                if len(self._peers) >= self._limits.peers_max:
+                    continue
+                bit = self._free.pop() if self._free else len(self._peers)
+                limits = self._limits
+                breaker = Breaker(
+                    limits.peer_failures_max, limits.peer_sick_s, limits.peer_sick_s_max
+                )
+                pace = Pace(self._sample_bytes_min)
+                peer = self._peers[name] = Peer(name, bit, breaker, pace)
+            if peer.boot != boot:  # What an earlier start held may be gone.
+                self._forget(peer)
+                peer.boot = boot
+
+    def _leave(self, peer: Peer) -> None:
+        self._forget(peer)
+        self._free.append(peer.bit)
+
+    def _forget(self, peer: Peer) -> None:
+        self._drop(peer, list(peer.names))
+        peer.version = -1
+
+    def _drop(self, peer: Peer, names: list[int]) -> None:
+        bit = 1 << peer.bit
+        for name in names:
+            if name in peer.names:
+                peer.names.remove(name)
+                rest = self._at[name] & ~bit
+                if rest:
+                    self._at[name] = rest
+                else:
+                    del self._at[name]
+
+    def told(
+        self, name: str, version: int, added: list[int], removed: list[int], *, whole: bool
+    ) -> None:
+        """A peer said what it could resume: all of it, or what changed."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        if whole:
+            self._forget(peer)
+        self._drop(peer, removed)
+        bit = 1 << peer.bit
+        # What is told anew takes no more room.
+        fresh = [short_name for short_name in added if short_name not in peer.names]
+        spare = self._limits.peer_names_max - len(peer.names)
+        for short_name in fresh[: max(spare, 0)]:
+            peer.names.add(short_name)
+            self._at[short_name] = self._at.get(short_name, 0) | bit
+        peer.version = version
+
+    def deepest(
+        self, namespace: bytes, digests: Sequence[bytes], above: int, now: float
+    ) -> tuple[int, list[Peer]]:
+        """Return how many of `digests` lead to the deepest boundary that some peer may resume, beyond
+        `above` of them, and the peers that may; (0, []) when there is none."""
+        at = self._at
+        if not at:
+            return 0, []
+        for count in range(len(digests), above, -1):
+            mask = at.get(short(namespace, digests[count - 1]))
+            if mask:
+                peers = [
+                    peer
+                    for peer in self._peers.values()
+                    if mask >> peer.bit & 1 and peer.breaker.may_ask(now)
+                ]
+                if peers:  # The same one is asked for the same prefix, as long as it does well.
+                    return count, sorted(peers, key=lambda peer: _rank(peer.name, digests[0]))
+        return 0, []
+
+    def depths(self, namespace: bytes, digests: Sequence[bytes]) -> list[tuple[Peer, int]]:
+        """Return every peer that may resume something of `digests`, and how many of them."""
+        found: list[tuple[Peer, int]] = []
+        seen = 0
+        for count in range(len(digests), 0, -1):
+            mask = self._at.get(short(namespace, digests[count - 1]), 0) & ~seen
+            if mask:
+                seen |= mask
+                found += [(peer, count) for peer in self._peers.values() if mask >> peer.bit & 1]
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError if the table and what the peers told disagree."""
+        told: dict[int, int] = {}
+        for peer in self._peers.values():
+            assert len(peer.names) <= self._limits.peer_names_max
+            for name in peer.names:
+                told[name] = told.get(name, 0) | 1 << peer.bit
+        assert told == self._at
+        bits = [peer.bit for peer in self._peers.values()]
+        assert len(set(bits)) == len(bits)
+
+
+def _rank(name: str, digest: bytes) -> bytes:
+    """Rendezvous hashing (Thaler and Ravishankar, 1998): peers come in an order that a prefix chooses."""
+    return hashlib.sha256(name.encode() + digest).digest()

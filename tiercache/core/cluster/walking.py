@@ -1,0 +1,88 @@
+"""The way of a prompt that another node asks about, through what this node holds."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from tiercache.core.books import Books
+from tiercache.core.catalog import Shelf
+from tiercache.core.events import Capture, PlanAsked
+from tiercache.core.route import Route
+from tiercache.state import Layout
+from tiercache.state.canonical import DIGEST_BYTES
+
+
+class Asker(NamedTuple):
+    """Another node's engine, as far as its ranks go."""
+
+    ranks: int
+    rank: int = 0
+
+
+class Prompt(Protocol):
+    """A prompt that another node speaks of. Nothing in it is known to make sense."""
+
+    @property
+    def request(self) -> str:
+        """The request's name over there."""
+        ...
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of its whole blocks, in order."""
+        ...
+
+    @property
+    def limit(self) -> int:
+        """The deepest boundary of use, in tokens."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks must have their state."""
+        ...
+
+    @property
+    def codecs(self) -> Sequence[str]:
+        """The encodings that will do."""
+        ...
+
+    @property
+    def reshard(self) -> bool:
+        """Whether shards of other ways to split will do."""
+        ...
+
+
+def is_sound(books: Books, layout: Layout, prompt: Prompt) -> bool:
+    """Return whether a prompt makes sense for a layout."""
+    limits, ranks = books.limits, prompt.ranks
+    return (
+        0 < ranks <= limits.ranks_max
+        and all(part.units % ranks == 0 or ranks % part.units == 0 for part in layout.parts)
+        and 0 < len(prompt.digests) <= limits.batch_max
+        and all(len(digest) == DIGEST_BYTES for digest in prompt.digests)
+        and 0 <= prompt.limit <= len(prompt.digests) * layout.block_tokens
+        and 0 < len(prompt.codecs) <= limits.codecs_max
+        and 0 < len(prompt.request.encode()) <= limits.request_bytes_max
+    )
+
+
+def route_of(shelf: Shelf, layout: Layout, prompt: Prompt) -> Route:
+    """Return the route of a sound prompt."""
+    route = Route(shelf, layout)
+    plan = PlanAsked(
+        0,
+        0,
+        prompt.request,
+        "",
+        "",
+        prompt.digests,
+        len(prompt.digests) * layout.block_tokens,
+        prompt.limit,
+        [],
+        tuple(prompt.codecs),
+        Capture(0, 1),
+        all_ranks=True,
+        reshard=prompt.reshard,
+    )
+    route.walk(plan, prompt.limit)
+    return route

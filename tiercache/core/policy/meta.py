@@ -1,0 +1,80 @@
+"""The policy that chooses: every other one runs as a shadow, and the one that saves most is followed."""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping
+
+from tiercache.core.policy.marconi_order import Marconi
+from tiercache.core.policy.ranking import Heap, Hyperbolic, Indexed, Ranking, Recent
+from tiercache.core.policy.reuse import Reuse
+from tiercache.core.policy.shadow import Shadow
+from tiercache.core.policy.visits import Visit
+
+RECENT, HYPER, INDEX, MARCONI, AUTO = "point-lru", "hyper", "index", "marconi", "auto"
+
+CANDIDATES = (INDEX, RECENT)
+"""What `auto` chooses from; the first is followed until another has shown that it saves more."""
+
+HALF_LIFE = 2000
+"""What a shadow saved counts half after so many requests."""
+
+SIGMAS = 1.5
+"""How sure it must be that another one saves more: its lead over the one that is followed, in standard
+deviations of that lead, were it chance."""
+
+_FADE = 0.5 ** (1 / HALF_LIFE)
+
+
+def ranking(name: str, reuse: Reuse) -> Ranking:
+    """Return a new ranking by its name."""
+    match name:
+        case "point-lru":
+            return Heap(Recent())
+        case "hyper":
+            return Heap(Hyperbolic())
+        case "index":
+            return Heap(Indexed(reuse))
+        case "marconi":
+            return Marconi()
+        case _:
+            raise ValueError(f"no policy {name!r}")
+
+
+class Choice:
+    """Shadows of `budget` bytes by policy, and which of them is ahead."""
+
+    def __init__(self, budget: float, reuse: Reuse, names: Iterable[str] = CANDIDATES) -> None:
+        self.shadows: Mapping[str, Shadow] = {
+            name: Shadow(budget, {name: ranking(name, reuse)}, name, reuse) for name in names
+        }
+        self.current = next(iter(self.shadows))
+        self._lead = dict.fromkeys(self.shadows, 0.0)
+        self._noise = dict.fromkeys(self.shadows, 0.0)
+
+    def grow(self, visit: Visit) -> None:
+        """A request that was taken in wrote more."""
+        for shadow in self.shadows.values():
+            shadow.grow(visit)
+
+    def forget(self, tree: Hashable) -> None:
+        """A namespace is gone."""
+        for shadow in self.shadows.values():
+            shadow.forget(tree)
+
+    def visit(self, visit: Visit) -> None:
+        """Let every shadow take in one request, and see who is ahead."""
+        saved = {}
+        for name, shadow in self.shadows.items():
+            before = shadow.tally.saved
+            shadow.visit(visit)
+            saved[name] = shadow.tally.saved - before
+        lead, noise, own = self._lead, self._noise, saved[self.current]
+        for name, value in saved.items():
+            ahead = value - own
+            lead[name] = lead[name] * _FADE + ahead
+            noise[name] = noise[name] * _FADE + ahead * ahead
+        best = max(lead, key=lambda name: lead[name] - SIGMAS * math.sqrt(noise[name]))
+        base = lead[best]
+        if base > SIGMAS * math.sqrt(noise[best]):
+            for name in lead:  # Leads are over the one that is followed.
+                lead[name] -= base
+            self.current = best

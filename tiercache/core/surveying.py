@@ -1,0 +1,187 @@
+"""What is held along a path: for engines that choose the boundary themselves, and fetch by name."""
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+from tiercache.core.books import Books, Session
+from tiercache.core.catalog import Entry, Item, Shelf
+from tiercache.core.commands import Surveyed
+from tiercache.core.events import SurveyAsked
+from tiercache.core.filling import Filling
+from tiercache.core.holds import Holds
+from tiercache.core.losses import split
+from tiercache.core.writeback import WriteBack
+from tiercache.state import resumable
+
+
+class Surveying:
+    """Answers `SurveyAsked`.
+
+    A survey says where nothing lies, so nobody reads because of it, and its hold may end at any time:
+    it ends by itself, which a lease never does.
+    """
+
+    def __init__(self, books: Books, writeback: WriteBack, filling: Filling) -> None:
+        self._books = books
+        self._writeback = writeback
+        self._filling = filling
+        limits = books.limits
+        self._holds = Holds(books, limits.surveys_max, limits.surveyed_objects_max)
+
+    def in_jobs(self) -> Iterator[Item]:
+        """Yield each item once for every survey that keeps it."""
+        yield from self._holds.items()
+
+    def survey(self, session: Session, shelf: Shelf, asked: SurveyAsked, now: float) -> None:
+        """Answer what is held, keep what the deepest boundary needs and every state, and send for
+        what of it is on NVMe only."""
+        books = self._books
+        name = session.scoped(shelf, asked.request)
+        same = 0
+        if books.sights.first_time(name):
+            same = books.sights.see(name, asked.digests, goes_on=True).reached
+        path = Path(shelf, session, asked)
+        self._writeback.consider_all(path.entries)
+        deepest = next(resumable(path.layout.parts, path.positions, path.flags), -1)
+        needed = path.needed(deepest)
+        absent = [item for item in needed if item.host is None]
+        self._count(path, (len(asked.digests), same), deepest, "nvme" if absent else "host")
+        until = min(asked.until, now + books.limits.lease_s_max)
+        self._holds.keep((session.number, asked.request), [*needed, *path.states()], until, now)
+        for segment in {item.nvme.segment for item in needed if item.nvme is not None}:
+            books.log.touch(segment)
+        self._filling.start(absent)
+        books.reply(session.number, asked.call, Surveyed(path.flags))
+
+    def _count(self, path: "Path", blocks: tuple[int, int], deepest: int, tier: str) -> None:
+        """Count what became of a path of so many blocks, of which so many were seen before."""
+        counters = self._books.counters
+        tokens, same = (count * path.layout.block_tokens for count in blocks)
+        counters.add("lookup_tokens", amount=tokens)
+        boundary = path.positions[deepest] if deepest >= 0 else 0
+        held = path.positions[-1] if path.positions else 0
+        lost = split(
+            boundary, ("incomplete", held), ("not_held", max(held, same)), ("unseen", tokens)
+        )
+        for reason, count in lost.items():
+            counters.add("lost_tokens", reason, count)
+        if deepest < 0:
+            counters.add("lookups", "miss")
+            counters.add("misses", "incomplete" if path.entries else "unknown_prefix")
+            return
+        counters.add("lookups", f"hit_{tier}")
+        counters.add("hit_tokens", tier, path.positions[deepest])
+
+    # --- the end of a hold
+
+    def release(self, session: Session, request: str) -> None:
+        """The session is done with what it surveyed."""
+        self._holds.end((session.number, request))
+
+    def close(self, session: Session) -> None:
+        """The session is gone."""
+        self._holds.close(session.number)
+
+    def tick(self, now: float) -> None:
+        """End every hold whose time is up."""
+        self._holds.tick(now)
+
+    def wakeup(self) -> float | None:
+        """Return when the next hold's time is up, or a time before."""
+        return self._holds.wakeup()
+
+    def check(self) -> None:
+        """Raise AssertionError if the sum is wrong or an owner is gone."""
+        self._holds.check()
+        assert self._holds.sessions() <= self._books.sessions.keys()
+
+
+class Path:
+    """What one rank has along consecutive blocks.
+
+    `positions` are token counts from the first block on. `flags` say for each part of the layout whether
+    its object there is held, in whatever tier, one byte per position; path and flags end at the first
+    block where a part that needs all its blocks has none.
+    """
+
+    def __init__(self, shelf: Shelf, session: Session, asked: SurveyAsked) -> None:
+        assert shelf.layout is not None
+        self.layout = shelf.layout
+        step = self.layout.block_tokens
+        self._bits: list[list[int]] = []  # By part, of the slots that will do, the client's first.
+        for part in self.layout.parts:
+            shard = part.shards(session.ranks)[session.rank]
+            names = ((part.name, shard, codec) for codec in dict.fromkeys(asked.codecs))
+            slots = (shelf.slots.get(name) for name in names)
+            self._bits.append([slot.bit for slot in slots if slot is not None])
+        gap_ends_it = any(
+            part.window is None and part.block_tokens == step for part in self.layout.parts
+        )
+        self.entries = _run(shelf, asked.digests, gap_ends_it=gap_ends_it)
+        held = [entry.held for entry in self.entries]
+        depth = len(held)
+        masks = [sum(1 << bit for bit in bits) for bits in self._bits]
+        self.flags: list[bytes] = []
+        for part, mask in zip(self.layout.parts, masks, strict=True):
+            flags = bytes([mask & there != 0 for there in held])
+            self.flags.append(flags)
+            if part.window is None:
+                whole = part.block_tokens // step
+                gap = flags[whole - 1 :: whole].find(0)
+                depth = depth if gap < 0 else min(depth, (gap + 1) * whole - 1)
+        del self.entries[depth:]
+        self.flags = [flags[:depth] for flags in self.flags]
+        self.positions = range(step, (depth + 1) * step, step)
+
+    def needed(self, position: int) -> list[Item]:
+        """Return the objects that a boundary rests on, shallow first; none for -1."""
+        items: list[Item] = []
+        for part, bits in zip(self.layout.parts, self._bits, strict=True):
+            start = 0
+            if part.is_snapshot:
+                start = position
+            elif part.window is not None:
+                start = position + 1 - part.window * part.block_tokens // self.layout.block_tokens
+            items += _items(self.entries[max(0, start) : position + 1], bits)
+        return items
+
+    def states(self) -> list[Item]:
+        """Return all objects of parts that do not need all their blocks."""
+        items: list[Item] = []
+        for part, bits in zip(self.layout.parts, self._bits, strict=True):
+            if part.window is not None:
+                items += _items(self.entries, bits)
+        return items
+
+
+def _run(shelf: Shelf, digests: list[bytes], *, gap_ends_it: bool) -> list[Entry]:
+    """Return the entries along a path, up to the last one that holds anything, or the first that does
+    not."""
+    if gap_ends_it:
+        there = takewhile(_holds, map(shelf.entries.get, digests))
+        return [entry for entry in there if entry is not None]
+    absent = Entry(shelf, b"", b"")
+    found = [shelf.entries.get(digest, absent) for digest in digests]
+    while found and not found[-1].held:
+        found.pop()
+    return found
+
+
+def _holds(entry: Entry | None) -> bool:
+    return entry is not None and entry.held != 0
+
+
+def _items(entries: list[Entry], bits: list[int]) -> list[Item]:
+    """Return the object of one of these slots at each entry, one in memory if there is one."""
+    if len(bits) == 1:
+        (bit,) = bits
+        return [entry.items[bit] for entry in entries if entry.held >> bit & 1]
+    return [item for entry in entries for item in _first(entry, bits)]
+
+
+def _first(entry: Entry, bits: list[int]) -> list[Item]:
+    for mask in (entry.host, entry.held):
+        for bit in bits:
+            if mask >> bit & 1:
+                return [entry.items[bit]]
+    return []
