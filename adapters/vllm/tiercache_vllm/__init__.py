@@ -1,0 +1,1 @@
+"""tiercache for vLLM: a KV connector that restores hybrid models."""
