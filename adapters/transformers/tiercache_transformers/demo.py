@@ -124,27 +124,37 @@ class Stage:
         self._first = first
         self._second = second
         task = episode(1, tokens=PROMPT_TOKENS, pairs=PAIRS)
-        other = episode(2, tokens=SIBLING_TOKENS, pairs=PAIRS)
+        siblings = [episode(seed, tokens=SIBLING_TOKENS, pairs=PAIRS) for seed in (2, 3)]
         self._prompt = task.asked(QUESTIONS)
         self._value = task.answers[QUESTIONS - 1]
-        self._other = other.answers[QUESTIONS - 1]
-        self._sibling = self._prompt[:SHARED_TOKENS] + other.asked(QUESTIONS)
+        self._others = [sibling.answers[QUESTIONS - 1] for sibling in siblings]
+        self._siblings = [
+            self._prompt[:SHARED_TOKENS] + sibling.asked(QUESTIONS) for sibling in siblings
+        ]
 
     def share(self) -> Iterator[Row]:
-        """One engine fills the node, the other resumes; a sibling prompt resumes part of the way."""
+        """One engine fills the node, the other resumes. A prompt that parts from it on the way shows where
+        a checkpoint is worth having; the next one that does resumes there."""
         for engine in (self._first, self._second):
             engine.open(self._order("alone", socket=""))
             engine.open(self._order("shared"))
-            self._alone(engine, self._sibling)  # No figure shall include a process's first calls.
+            # No figure shall include a process's first calls.
+            self._alone(engine, self._siblings[0])
         cold = self._shared(self._first, self._prompt)
         yield Row("A: cold", cold, self._value, 0, self._alone(self._first, self._prompt))
         whole = self._alone(self._second, self._prompt)
         again = self._shared(self._second, self._prompt)
         yield Row("B: the same prompt", again, self._value, len(self._prompt) - 1, whole)
-        part = self._alone(self._second, self._sibling)
-        sibling = self._shared(self._second, self._sibling)
         common = SHARED_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
-        yield Row(f"B: {SHARED_TOKENS:,} tokens in common", sibling, self._other, common, part)
+        for case, sibling, value, expected in zip(
+            (f"B: {SHARED_TOKENS:,} tokens in common", "B: another such prompt"),
+            self._siblings,
+            self._others,
+            (0, common),
+            strict=True,
+        ):
+            part = self._alone(self._second, sibling)
+            yield Row(case, self._shared(self._second, sibling), value, expected, part)
 
     def store(self) -> bool:
         """Wait until what has earned it is on NVMe; return whether all of it is."""

@@ -195,7 +195,7 @@ class CachedModel(Generic[PlanT]):
         self._scope = Scope(
             lora=self._pace.lora,
             salt=self._pace.salt,
-            capture=Capture(chunk_tokens=self._pace.chunk_tokens),
+            capture=Capture(chunk_tokens=self._pace.chunk_tokens, grain=0),
         )
 
     def prefill(self, tokens: Sequence[int], request: str = "") -> Prefilled:

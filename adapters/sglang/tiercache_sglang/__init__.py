@@ -1,0 +1,1 @@
+"""tiercache for SGLang: a HiCache storage backend that restores hybrid models."""
