@@ -6,6 +6,8 @@ from tests.engines.vllm.engines import Engine, NewEngine, NewNode, difference, p
 from tiercache.testing.nodes import eventually
 
 IDS = prompt(41, 600)
+# What a rank stores of the prompt's 512 tokens: an engine that is stopped sooner loses what is under way.
+OBJECTS_PER_RANK = 6
 
 
 def test_two_ranks(new_engine: NewEngine, new_node: NewNode) -> None:
@@ -27,7 +29,7 @@ def test_two_ranks(new_engine: NewEngine, new_node: NewNode) -> None:
     engine = start()
     (first,) = engine.generate(IDS)
     assert first["cached"] == 0
-    assert eventually(lambda: node.counter("reserves", "granted") > 0)
+    assert eventually(lambda: node.counter("commits") == 2 * OBJECTS_PER_RANK)
     engine.close()
     engine = start()
     (second,) = engine.generate(IDS)
