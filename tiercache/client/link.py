@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 from time import monotonic
 from typing import Final
@@ -42,7 +43,10 @@ def connect(path: str, form: Form, options: Options, deadline: float) -> "Link":
         answer = handshake.hello()
         while handshake.session is None:
             _until(sock, deadline)
-            sock.sendall(answer)
+            with suppress(BrokenPipeError):
+                # A node that refuses says why and hangs up, maybe before it was asked anything: what
+                # it said is still there to be read, and without it the reading fails.
+                sock.sendall(answer)
             chunk, descriptors = receive_some(sock)
             answer = handshake.feed(chunk, descriptors)
         return Link(sock, handshake.session, options)
