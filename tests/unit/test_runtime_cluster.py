@@ -18,7 +18,7 @@ from tiercache.runtime.cluster import messages as said
 from tiercache.runtime.cluster.calls import PEERS, Calls
 from tiercache.runtime.cluster.keys import key_of, packed_key
 from tiercache.runtime.cluster.lender import WAIT_MS_MAX, Lender
-from tiercache.state import Extent, Key, Record, Shard
+from tiercache.state import Care, Extent, Key, Record, Shard
 from tiercache.tiers.memory import MemoryArena
 from tiercache.transport.base import Asked, Lent, Loan
 
@@ -54,6 +54,20 @@ def test_an_answer_arrives_as_it_was_meant() -> None:
     told = said.decoded_answer(said.encode(said.answer_of(cm.Summarised(3, True, [1, 2], [3]))))
     assert isinstance(told, said.Summary)
     assert (said.names_of(told.added), said.names_of(told.removed)) == ([1, 2], [3])
+
+
+def test_what_other_ranks_have_is_asked_and_answered_as_it_was_meant() -> None:
+    command = cm.Agree(
+        5, "b", "boot", "engine", "r", SPACE, DIGESTS, 49, 48, 4, 2, 4, ("native",), reshard=True,
+        chunk_tokens=8, grain=16, care=Care(priority=1), flush=7, ends=[16, 48],
+    )  # fmt: skip
+    question = said.decoded_question(said.encode(said.agree_of(command)))
+    assert isinstance(question, said.Agree)
+    assert said.digests_of(question) == DIGESTS
+    found = msgspec.structs.asdict(question) | {"digests": DIGESTS, "codecs": ("native",)}
+    assert found.items() <= msgspec.structs.asdict(command).items()
+    answer = said.decoded_answer(said.encode(said.answer_of(cm.Agreed([48, 16]))))
+    assert answer == said.Agreed([48, 16])
 
 
 def test_what_has_no_place_in_a_small_record_stays_at_home() -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from tiercache.core import commands, events, guard_events
-from tiercache.core.cluster.commands import Lent, Located, Place, Places, Summarised, Taken
+from tiercache.core.cluster.commands import Agreed, Lent, Located, Place, Places, Summarised, Taken
 from tiercache.core.cluster.events import WhereAsked
 from tiercache.errors import Fault
 from tiercache.runtime.translate import (
@@ -258,5 +258,5 @@ def test_every_answer_is_covered() -> None:
         commands.ShareRows,
         commands.Stats,
     }
-    for_other_nodes = {Located, Lent, Summarised, Taken}
+    for_other_nodes = {Located, Lent, Summarised, Taken, Agreed}
     assert covered == set(get_args(commands.ReplyBody)) - for_other_nodes

@@ -3,6 +3,7 @@
 import pytest
 
 from tiercache.errors import ConfigError
+from tiercache.state.seats import Seat
 from tiercache_vllm.settings import settings_of, tagged
 
 
@@ -26,6 +27,8 @@ def test_a_socket_is_enough() -> None:
         ({"socket": "/s", "source_wait_s": float("nan")}, "`source_wait_s`"),
         ({"socket": "/s", "node": "a b"}, "`node` must be a node's name"),
         ({"socket": "/s", "node": "x" * 65}, "`node`"),
+        ({"socket": "/s", "seats": {"a b": [0, 1]}}, "`seats` go by the names of nodes"),
+        ({"socket": "/s", "seats": {"a": [0]}}, "seats"),
         ({"socket": "/s", "loaders": 0}, "`loaders` must be at least 1"),
         ({"socket": "/s", "device_checkpoint_bytes": -1}, "`device_checkpoint_bytes`"),
     ],
@@ -34,6 +37,15 @@ def test_what_is_wrong_is_said_in_a_sentence(table: dict[str, object], said: str
     with pytest.raises(ConfigError, match=said) as caught:
         settings_of(table)
     assert "\n" not in str(caught.value)
+
+
+def test_seats_as_each_rank_sees_them() -> None:
+    settings = settings_of({"socket": "/s", "seats": {"a": [0, 2], "b": [2, 4]}})
+    assert settings.seats_of(4, 1) == (Seat("", 0, 2), Seat("b", 2, 4))
+    assert settings.seats_of(4, 2) == (Seat("a", 0, 2), Seat("", 2, 4))
+    with pytest.raises(ConfigError, match="the seats are of 4 ranks; there are 8"):
+        settings.seats_of(8, 0)
+    assert settings_of({"socket": "/s"}).seats_of(8, 3) == ()
 
 
 def test_scopes_are_told_apart() -> None:

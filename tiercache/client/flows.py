@@ -133,6 +133,7 @@ def _plan(
             ends=_ends(chain, scope.capture),
             care=scope.care,
             source=scope.source,
+            seats=list(scope.seats),
         ),
     )
     assert isinstance(reply, wire.Planned)

@@ -6,6 +6,7 @@ from math import ceil
 
 from tiercache.state import NATIVE, Care, Hint, Shard
 from tiercache.state.care import TTL_MS_MAX
+from tiercache.state.seats import Seat
 from tiercache.wire.messages import Capture
 
 
@@ -51,6 +52,10 @@ class Scope:
     `source`: the node of the cluster that handed the request over: it is asked whether it has more,
     whatever it has told so far.
 
+    `seats`: where the engine's ranks sit, when they are on several nodes: every rank on exactly one, this
+    rank on node "". A plan with `all_ranks` then gives a boundary that the ranks of all nodes can
+    resume, as far as those answer in time; each rank fetches its own shards from its own node.
+
     How the request's objects should be kept: `ttl_s`, after which they are gone (0: as the namespace
     has it; such objects stay in memory); `priority`, -2 (goes first) to 2 (goes last), a bias; `hint`,
     what the engine knows of the session; `do_not_store`: nothing of the request is ever stored, in any
@@ -63,6 +68,7 @@ class Scope:
     all_ranks: bool = False
     reshard: bool = False
     source: str = ""
+    seats: tuple[Seat, ...] = ()
     ttl_s: float = 0.0
     priority: int = 0
     hint: Hint = Hint.NONE

@@ -14,7 +14,7 @@ from tiercache.core.events import Offer, PlanAsked, Tail
 from tiercache.core.policy.base import Checkpoints, Prompt, Sort, Stop
 from tiercache.core.policy.places import ends, floor
 from tiercache.core.policy.retention import checkpoints_of
-from tiercache.core.route import Route
+from tiercache.core.route import Ranked, Route
 from tiercache.core.sights import Request, Trail
 from tiercache.state import Layout
 
@@ -130,7 +130,7 @@ class Advising:
         return advice
 
     def place(
-        self, advice: Advice, session: Session, route: Route, asked: PlanAsked, boundary: int
+        self, advice: Advice, session: Ranked, route: Route, asked: PlanAsked, boundary: int
     ) -> list[int]:
         """Return where a request that resumes at `boundary` should take checkpoints."""
         if not asked.care.store:

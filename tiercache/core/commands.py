@@ -7,6 +7,8 @@ others, since the core never reuses an extent that a running job reads.
 import msgspec
 
 from tiercache.core.cluster.commands import (
+    Agree,
+    Agreed,
     Announce,
     Lent,
     Locate,
@@ -277,6 +279,7 @@ ReplyBody = (
     | PinRows
     | ShareRows
     | Stats
+    | Agreed
     | Located
     | Lent
     | Summarised
@@ -305,5 +308,6 @@ Command = (
     | Remember
     | Locate
     | Pull
+    | Agree
     | Announce
 )

@@ -2,7 +2,7 @@
 
 NAMES: dict[str, tuple[str, ...]] = {
     "lookups": ("hit_host", "hit_nvme", "miss", "declined", "aborted"),
-    "misses": ("unknown_prefix", "no_state", "incomplete", "beyond_limit"),
+    "misses": ("unknown_prefix", "no_state", "incomplete", "elsewhere", "beyond_limit"),
     "hit_tokens": ("host", "nvme"),
     "lookup_tokens": ("",),
     "lost_tokens": (
@@ -10,6 +10,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "not_held",
         "no_state",
         "incomplete",
+        "elsewhere",
         "beyond_limit",
         "slower_than_recompute",
         "late",
@@ -48,6 +49,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "isolated": ("",),
     "pushes": ("taken", "not_taken", "unknown_node", "busy", "unavailable", "deadline"),
     "peer_asked": ("found", "not_found", "failed", "late"),
+    "agreements": ("found", "not_found", "failed", "late"),
     "peer_answered": ("found", "not_found"),
     "peer_faults": ("no_space", "io", "damaged", "missing"),
     "peer_read_bytes": ("",),

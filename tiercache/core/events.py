@@ -7,6 +7,7 @@ from tiercache.core.cluster.events import ClusterEvent
 from tiercache.errors import Fault
 from tiercache.state import Care, Extent, Label, Layout, Namespace, Record, Shard
 from tiercache.state.care import NO_CARE
+from tiercache.state.seats import Seat
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -90,7 +91,9 @@ class Gone(_Event, frozen=True):
 class PlanAsked(_Event, frozen=True):
     """Where can this request resume? `digests`: of the prompt's whole blocks, in order. `reshard`: shards
     of other ways to split a part will do. `ends`: the prompt's own ends that lie inside blocks. `source`: a
-    node that is asked whatever it has told, since the request comes from there."""
+    node that is asked whatever it has told, since the request comes from there. `seats`: where the ranks
+    sit, when not all of them do here; then `all_ranks` stands for those that do, and a boundary is given
+    out when the other nodes have it too."""
 
     session: int
     call: int
@@ -108,6 +111,7 @@ class PlanAsked(_Event, frozen=True):
     ends: list[Tail] = []
     care: Care = NO_CARE
     source: str = ""
+    seats: list[Seat] = []
 
 
 class PushAsked(_Event, frozen=True):

@@ -22,15 +22,23 @@ def note(route: Route, session: Ranked, asked: PlanAsked, depths: Depths) -> str
     counted as."""
     boundary, could, same, ready = depths
     reason = "slower_than_recompute" if boundary < could else ""
+    after: set[int] = set()
+    if route.agreed is not None or (not route.settled and boundary == route.decided):
+        after = route.resumable_after(session, could)
+    # What could be resumed here, and not where the other ranks are.
+    apart = max((end for end in after if end <= route.cap), default=could)
     if not could:
-        reason = route.why_not(session, asked)
+        reason = (
+            "elsewhere" if route.agreed is not None and apart else route.why_not(session, asked)
+        )
     if not route.settled and boundary == route.decided:
-        beyond = max(route.resumable_after(session, could), default=could)
+        beyond = max(after, default=could)
         held = max(beyond, route.way)
         route.planned = boundary
         route.lost = split(
             boundary,
             ("slower_than_recompute", could),
+            ("elsewhere", apart if route.agreed is not None else could),
             ("beyond_limit", beyond),
             (route.lacks(session, beyond), held),
             ("not_held", max(held, same)),
@@ -70,6 +78,14 @@ def settle(counters: Counters, route: Route) -> None:
     else:
         counters.add("lookups", "miss")
         counters.add("misses", reason)
+
+
+def check_tokens(counters: Counters) -> None:
+    """Raise AssertionError unless every token that was looked up has one reason."""
+    counts = counters.values
+    hit, lost = (sum(counts[name].values()) for name in ("hit_tokens", "lost_tokens"))
+    assert hit + lost == counts["lookup_tokens"][""], "tokens without a reason, or with two"
+    assert min(counts["lost_tokens"].values()) >= 0
 
 
 def abort(counters: Counters, route: Route) -> None:

@@ -129,6 +129,8 @@ class Machine:
                 | cluster.StandingHeld()
                 | cluster.Announced()
                 | cluster.AnnounceEnded()
+                | cluster.AgreeAsked()
+                | cluster.AgreeEnded()
             ):
                 self.cluster.take(event, now)
             case _:
@@ -217,7 +219,7 @@ class Machine:
     def _why_invalid(self, session: Session, event: Served) -> str:
         if self._books.leases.held(session.number) > self.limits.leases_per_session_max:
             return "the session leases too much: release something"
-        return why_invalid(session.layout, event, self.limits)
+        return why_invalid(session, event, self.limits)
 
     def _take(
         self, event: ev.FlushAsked | ev.Committed | ev.Cancelled | ev.Released, now: float

@@ -10,7 +10,7 @@ from tiercache.core.cluster.reach import Reach
 from tiercache.core.commands import Fetched, Loaded, Planned, Refused
 from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked, Tail
 from tiercache.core.filling import Filling
-from tiercache.core.losses import Depths, abort, note, settle
+from tiercache.core.losses import Depths, abort, check_tokens, note, settle
 from tiercache.core.route import Route
 from tiercache.core.sights import Request
 from tiercache.core.waits import Wait, Waits
@@ -33,7 +33,7 @@ class Planning:
         self._books = books
         self._writeback = writeback
         self._filling = filling
-        self._advising = advising
+        self.advising = self._advising = advising
         self._worth = Worth(books)
         self._reach = reach
         self._routes: OrderedDict[Request, Route] = OrderedDict()
@@ -57,10 +57,7 @@ class Planning:
         assert asked == routes, "who asked for what"
         assert {number for number, _ in asked} <= self._books.sessions.keys()
         self._waits.check()
-        counts = self._books.counters.values
-        hit, lost = (sum(counts[name].values()) for name in ("hit_tokens", "lost_tokens"))
-        assert hit + lost == counts["lookup_tokens"][""], "tokens without a reason, or with two"
-        assert min(counts["lost_tokens"].values()) >= 0
+        check_tokens(self._books.counters)
 
     # --- plan
 
@@ -85,14 +82,17 @@ class Planning:
         _mention(books, shelf, asked.tails)
         self._writeback.consider_all(route.entries, route.way)
         position, ready = _deepest(route, session)
-        boundary = route.positions[position] if position >= 0 else 0
         ask = asks_others and alone and asked.care.store  # Others would count the visit.
-        if ask and self._reach.ask(session, asked, route, boundary, now):
+        if ask and self._reach.ask(session, asked, route, _at(route, position), now):
             return  # `reached` goes on.
-        could = boundary
+        if alone and asked.seats and asked.all_ranks:
+            if self._reach.agreeing.ask(session, asked, route, now):
+                return  # `reached` goes on.
+            position, ready = _deepest(route, session)
+        boundary = could = _at(route, position)
         if alone:  # Other ranks get what the first one got.
             position = self._worth.of(route, session, position, ready)
-            boundary = route.positions[position] if position >= 0 else 0
+            boundary = _at(route, position)
         books.protection.planned(route.entries, position, asked.care)
         items = self._hold(session, asked, route, position, now)
         candidates = route.candidates(asked, boundary, books.limits.tails_max)
@@ -105,18 +105,16 @@ class Planning:
         if not candidates:
             settle(books.counters, route)
         checkpoints = self._advising.place(advice, session, route, asked, boundary)
-        if alone and not route.passed and (asked.tails or not candidates):
-            route.passed = True
-            name = session.scoped(shelf, asked.request)
-            ends = {*checkpoints, *advice.ends, advice.fork}
-            books.passage.visited(shelf, name, asked, boundary, ends, now)
+        if alone and (asked.tails or not candidates):
+            stops = {*checkpoints, *advice.ends, advice.fork}
+            _pass(books, session, route, asked, stops, now)
         books.reply(
             session.number,
             asked.call,
             Planned(
                 boundary=boundary,
                 ready=ready == position,
-                ready_boundary=route.positions[ready] if ready >= 0 else 0,
+                ready_boundary=_at(route, ready),
                 pieces=_pieces(items) if ready == position else [],
                 checkpoints=checkpoints,
                 candidates=candidates,
@@ -136,8 +134,11 @@ class Planning:
         self._filling.start([item for item in leased if item.host is None])
         return items
 
-    def reached(self, asked: PlanAsked | None, now: float) -> None:
-        """Another node has said what it has, or is late: answer the plan that waited for it."""
+    def reached(
+        self, asked: PlanAsked | None, now: float, ends: frozenset[int] | None = None
+    ) -> None:
+        """Another node has said what it has, or is late: answer the plan that waited for it. `ends`: what
+        all nodes agreed on, if it waited for that."""
         session = self._books.sessions.get(asked.session) if asked is not None else None
         if asked is None or session is None:
             return
@@ -145,6 +146,8 @@ class Planning:
         if shelf is None:  # Cleared meanwhile, and no room to open it again.
             self._books.reply(asked.session, asked.call, Refused("refused", "too many namespaces"))
             return
+        if ends is not None:
+            self._route(session, shelf, asked)[0].agreed = ends
         self.plan(session, shelf, asked, now, asks_others=False)
 
     def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> tuple[Route, Advice]:
@@ -323,6 +326,20 @@ def _mention(books: Books, shelf: Shelf, tails: Iterable[Tail]) -> None:
         entry = shelf.entries.get(tail.digest)
         if entry is not None:
             books.catalog.mention(entry)
+
+
+def _at(route: Route, position: int) -> int:
+    return route.positions[position] if position >= 0 else 0
+
+
+def _pass(
+    books: Books, session: Session, route: Route, asked: PlanAsked, stops: set[int], now: float
+) -> None:
+    """The eviction policies learn of a request, once, when it is decided."""
+    if not route.passed:
+        route.passed = True
+        name = session.scoped(route.shelf, asked.request)
+        books.passage.visited(route.shelf, name, asked, route.decided, stops, now)
 
 
 def _deepest(route: Route, session: Session) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from tiercache.core.catalog import Entry, Item, Shelf
 from tiercache.core.events import PlanAsked, Tail
 from tiercache.state import Layout, Part, Shard, resolve, resumable
+from tiercache.state.seats import here
 
 
 class Ranked(Protocol):
@@ -33,11 +34,13 @@ class Route:
     """
 
     __slots__ = (
+        "agreed",
         "all_ranks",
         "cap",
         "codecs",
         "decided",
         "entries",
+        "here",
         "layout",
         "limit",
         "lost",
@@ -74,6 +77,13 @@ class Route:
         self.settled = False
         self.passed = False  # The eviction policies know of it.
         self.reached_out = False  # Another node was asked.
+        self.here = (
+            0,
+            0,
+        )  # The ranks that count, from the first up to before the last; (0, 0): all.
+        self.agreed: frozenset[int] | None = (
+            None  # Nothing else is given out, where ranks are elsewhere.
+        )
 
     def walk(self, asked: PlanAsked, limit: int) -> None:
         """Find the entries along the prompt, as deep as anything is held.
@@ -109,6 +119,8 @@ class Route:
         self.codecs = tuple(dict.fromkeys(asked.codecs))
         self.all_ranks = asked.all_ranks
         self.reshard = asked.reshard
+        if asked.seats:
+            self.here = here(asked.seats)
 
     @property
     def way(self) -> int:
@@ -142,22 +154,29 @@ class Route:
         in_memory = [entry.host for entry in entries] if in_host else anywhere
         held: list[Sequence[bool]] = []
         for part in self.layout.parts:
-            shards = part.shards(session.ranks)
-            needs = self._needs(part, shards)
+            needs = self._needs(part, self._shards(part, session))
             only_own = in_host and not all_ranks
+            shards = part.shards(session.ranks)
             own = self._needs(part, (shards[session.rank],)) if only_own else needs
             flags = _all_met(in_memory, own)
             if own != needs:
                 flags = [a and b for a, b in zip(flags, _all_met(anywhere, needs), strict=True)]
             held.append(flags)
-        return resolve(self.layout.parts, positions, held)
+        if self.agreed is None:
+            return resolve(self.layout.parts, positions, held)
+        found = resumable(self.layout.parts, positions, held)
+        return next((at for at in found if self.agrees(at)), -1)
+
+    def agrees(self, position: int) -> bool:
+        """Return whether the other nodes that have ranks of the engine have that boundary too."""
+        return self.agreed is None or self.positions[position] in self.agreed
 
     def resumable(self, session: Ranked, position: int) -> Iterator[int]:
         """Yield the positions up to that one at which all ranks' shards are complete somewhere, given out
         or not, the deepest first."""
         masks = [entry.held for entry in self.entries[: position + 1]]
         held = [
-            _all_met(masks, self._needs(part, part.shards(session.ranks)))
+            _all_met(masks, self._needs(part, self._shards(part, session)))
             for part in self.layout.parts
         ]
         return resumable(self.layout.parts, self.positions[: position + 1], held)
@@ -167,7 +186,7 @@ class Route:
         beyond = self.entries[bisect_right(self.positions, boundary) :]
         masks = [entry.held for entry in beyond]
         states = [part for part in self.layout.parts if part.is_snapshot]
-        needs = [self._needs(part, part.shards(session.ranks)) for part in states]
+        needs = [self._needs(part, self._shards(part, session)) for part in states]
         # Mostly this settles it, without a look at the whole way.
         if not beyond or not all(any(_all_met(masks, need)) for need in needs):
             return set()
@@ -179,7 +198,7 @@ class Route:
         the state is nowhere, else "incomplete"."""
         masks = [entry.held for entry in self.entries[bisect_right(self.positions, boundary) :]]
         for part in self.layout.parts:
-            needs = self._needs(part, part.shards(session.ranks))
+            needs = self._needs(part, self._shards(part, session))
             if part.is_snapshot and not any(_all_met(masks, needs)):
                 return "no_state"
         return "incomplete"
@@ -187,7 +206,7 @@ class Route:
     def checkpoints(self, session: Ranked) -> int:
         """Return at how many positions all that is no run of blocks is held."""
         needs = [
-            self._needs(part, part.shards(session.ranks))
+            self._needs(part, self._shards(part, session))
             for part in self.layout.parts
             if part.is_snapshot
         ]
@@ -204,7 +223,8 @@ class Route:
         items: list[Item] = []
         for part in self.layout.parts:
             shards = part.shards(session.ranks)
-            wanted = dict.fromkeys(shards if all_ranks else (shards[session.rank],))
+            own = (shards[session.rank],)
+            wanted = dict.fromkeys(self._shards(part, session) if all_ranks else own)
             entries = self._window(part, position)
             for need in self._needs(part, tuple(wanted)):
                 items.extend(chain.from_iterable(_first(entry, need) for entry in entries))
@@ -222,7 +242,7 @@ class Route:
         for part in self.layout.parts:
             if part.window is not None:
                 continue
-            needs = self._needs(part, part.shards(session.ranks))
+            needs = self._needs(part, self._shards(part, session))
             ends = [(at, entry) for at, entry in blocks if at % part.block_tokens == 0]
             met = _all_met([entry.held for _, entry in ends], needs)
             whole = len(ends) if all(met) else met.index(False)
@@ -261,10 +281,16 @@ class Route:
         if not any(masks):
             return "unknown_prefix"
         for part in self.layout.parts:
-            needs = self._needs(part, part.shards(session.ranks))
+            needs = self._needs(part, self._shards(part, session))
             if part.is_snapshot and not any(_all_met(masks, needs)):
                 return "no_state"
         return "incomplete"
+
+    def _shards(self, part: Part, session: Ranked) -> Sequence[Shard]:
+        """Return the shards of the ranks that count."""
+        shards = part.shards(session.ranks)
+        first, stop = self.here
+        return shards[first:stop] if stop else shards
 
     def _needs(self, part: Part, shards: Sequence[Shard]) -> tuple[tuple[int, ...], ...]:
         """Return, for each distinct shard, the masks of which one must be held as a whole."""

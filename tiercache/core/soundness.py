@@ -4,8 +4,9 @@ from itertools import chain
 from typing import TypeAlias
 
 from tiercache.core import events as ev
+from tiercache.core.books import Session
 from tiercache.core.limits import Limits
-from tiercache.state import Layout
+from tiercache.state import Layout, seats
 from tiercache.state.canonical import DIGEST_BYTES
 
 Served: TypeAlias = (
@@ -34,15 +35,17 @@ def why_not_attach(event: ev.Attached, limits: Limits) -> str:
     return ""
 
 
-def why_invalid(layout: Layout, event: Served, limits: Limits) -> str:
+def why_invalid(session: Session, event: Served, limits: Limits) -> str:
     """Return why a request cannot be served as it stands, "" when it can."""
+    layout = session.layout
     if not 0 < len(event.request.encode()) <= limits.request_bytes_max:
         return f"a request id has 1..{limits.request_bytes_max} bytes"
     if (event.lora or event.salt) and _too_long(limits, event.lora, event.salt):
         return f"a name has at most {limits.name_bytes_max} bytes"
     match event:
         case ev.PlanAsked():
-            return _why_invalid_plan(layout, event, limits)
+            problem = seats.why_not(event.seats, session.ranks, session.rank)
+            return problem or _why_invalid_plan(layout, event, limits)
         case ev.SurveyAsked():
             return _why_invalid_survey(event, limits)
         case ev.PushAsked():

@@ -34,7 +34,8 @@ class Worth:
         if ready == position or not _is_known(route.shelf, self._nvme):
             return position
         best, most = ready, self._gain(route, session, ready)
-        for other in islice(route.resumable(session, position), TRIED_MAX):
+        others = (at for at in route.resumable(session, position) if route.agrees(at))
+        for other in islice(others, TRIED_MAX):
             gain = self._gain(route, session, other)
             if gain > most or (gain == most and other > best):
                 best, most = other, gain

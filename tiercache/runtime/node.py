@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from tiercache.core import commands, events
-from tiercache.core.cluster.commands import Announce, Locate, Pull
+from tiercache.core.cluster.commands import Agree, Announce, Locate, Pull
 from tiercache.core.machine import Machine
 from tiercache.runtime.executor import Executor, Work
 from tiercache.runtime.telemetry import Tally
 
-Abroad: TypeAlias = Locate | Pull | Announce
+Abroad: TypeAlias = Locate | Pull | Announce | Agree
 
 TICK_S_MIN = 0.002
 """A timer is never finer than this: the loop's clock counts milliseconds."""
@@ -105,7 +105,7 @@ class Node:
         for command in decided:
             if isinstance(command, commands.Reply):
                 self._reply(command)
-            elif isinstance(command, Locate | Pull | Announce):
+            elif isinstance(command, Locate | Pull | Announce | Agree):
                 if self._abroad is None:
                     raise AssertionError("no way to other nodes")
                 self._abroad(command)

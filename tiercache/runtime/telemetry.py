@@ -72,6 +72,11 @@ COUNTERS = (
         "pushes", "outcome", "Prompts that engines handed to other nodes, by what became of them."
     ),
     _core("peer_asked", "answer", "Plans that waited for another node, by what it said."),
+    _core(
+        "agreements",
+        "answer",
+        "Nodes with other ranks of an engine that were asked, by what they said.",
+    ),
     _core("peer_answered", "answer", "Other nodes' questions, by what was answered."),
     _core("peer_faults", "fault", "Objects that did not come from another node."),
     _core("peer_read_bytes", "", "Bytes fetched from other nodes."),

@@ -193,6 +193,7 @@ def _plan_asked(message: wire.Plan, session: int) -> events.PlanAsked:
         [events.Tail(tail.tokens, tail.digest, tail.base) for tail in message.ends],
         message.care,
         message.source,
+        message.seats,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from tiercache.state import Care, Layout, Namespace, Piece
 from tiercache.state.care import NO_CARE
+from tiercache.state.seats import Seat
 from tiercache.wire import clustering, guarding, sharing, surveying
 
 PROTOCOL = 1
@@ -114,7 +115,8 @@ class Plan(_Message, frozen=True, tag="plan"):
     `reshard`: take shards of other tensor-parallel sizes too; then several pieces may make one object.
     `ends`: the prompt's own ends that lie inside blocks, for the node to know them again.
     `care`: how what the request reaches should be kept. `source`: the node of the cluster that handed
-    the request over, and is asked first.
+    the request over, and is asked first. `seats`: where the ranks sit, if not all of them do on this
+    node: a boundary is given out when the ranks elsewhere have it too, and `all_ranks` means those here.
     """
 
     call: int
@@ -132,6 +134,7 @@ class Plan(_Message, frozen=True, tag="plan"):
     ends: list[Tail] = []
     care: Care = NO_CARE
     source: str = ""
+    seats: list[Seat] = []
 
 
 class Load(_Message, frozen=True, tag="load"):

@@ -81,6 +81,9 @@ class TierCacheConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         logs.join()
         settings = settings_of(self._kv_transfer_config.kv_connector_extra_config)
+        settings.seats_of(
+            vllm_config.parallel_config.tensor_parallel_size, 0
+        )  # Wrong ones: say so now.
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:

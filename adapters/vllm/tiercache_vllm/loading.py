@@ -11,6 +11,7 @@ from tiercache.client import Blob, Capture, Client, Holding, Options, Plan, Scop
 from tiercache.device.gathering import gather
 from tiercache.errors import LayoutError
 from tiercache.state import GivenChain, Shard
+from tiercache.state.seats import Seat
 from tiercache_vllm.geometry import Geometry
 from tiercache_vllm.hot import HotStates
 from tiercache_vllm.pages import STAGED_BYTES, PartBlocks
@@ -49,12 +50,14 @@ class Loading:
         shards: Sequence[Shard],
         options: Options,
         hot: tuple[int, HotStates] | None,
+        seats: Sequence[Seat] = (),
     ) -> None:
         self._layout = geometry.layout
         self._parts = parts
         self._shards = shards
         self._options = options
         self._hot = hot
+        self._seats = tuple(seats)
         self._device = parts[0].device
         self._stream = _stream_of(self._device)
 
@@ -82,7 +85,9 @@ class Loading:
         job, layout = begun.job, self._layout
         chain = GivenChain(job.chain, layout.block_tokens)
         capture = Capture(grain=layout.block_tokens)
-        scope = Scope(lora=job.lora, salt=job.salt, capture=capture, reshard=True)
+        scope = Scope(
+            lora=job.lora, salt=job.salt, capture=capture, reshard=True, seats=self._seats
+        )
         with begun.client.plan(job.name, chain, limit=len(chain), scope=scope) as planned:
             plan = begun.client.load(planned, wait_s=self._left(begun))
             if plan.boundary != len(chain):

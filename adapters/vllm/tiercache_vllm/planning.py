@@ -76,6 +76,7 @@ class Planner:
         self._geometry = geometry
         self._settings = settings
         self._capture = Capture(chunk_tokens=grid, grain=geometry.block_tokens)
+        self._seats = settings.seats_of(geometry.ranks, 0)
         self._adapters = Adapters()
         self._pool = ThreadPoolExecutor(settings.planners, thread_name_prefix="tiercache-plan")
         self._sourced = ThreadPoolExecutor(
@@ -133,6 +134,7 @@ class Planner:
             all_ranks=True,
             reshard=self._settings.reshard,
             source=question.source,
+            seats=self._seats,
         )
         chain = Chain(question.tokens, self._geometry.layout.block_tokens, extras)
         block = self._geometry.block_tokens

@@ -7,6 +7,7 @@ import msgspec
 
 from tiercache.errors import ConfigError
 from tiercache.state import Namespace
+from tiercache.state.seats import Seat, why_not
 from tiercache_vllm.handover import NODE_NAME
 
 SOURCE_WAIT_S_MAX = 60.0
@@ -21,8 +22,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     knows what its model is called; hashing that takes longer holds up nobody. `deadline_s`: how long one
     call may wait for the node. `plan_wait_s`: how long a request may wait for state that has to come
     from NVMe or another node. `node`: what the node is called in its cluster; answers then carry it, for
-    the engine that goes on with a request. `source_wait_s`: how long a request that names the node that
-    prefilled it may wait for what that node has still to save. `load_s`: when a load is given up, from
+    the engine that goes on with a request. `seats`: which ranks have which node, by the node's name in its
+    cluster, when they do not all share one: {"a": [0, 8], "b": [8, 16]}. `source_wait_s`: how long a
+    request that names the node that prefilled it may wait for what that node has still to save.
+    `load_s`: when a load is given up, from
     its start. `retry_s`: attempts to attach are at least this far apart. `failure_s`: how long a boundary
     whose load failed is left alone. `save_bytes_max`: bytes that wait to be saved, on each worker; what
     comes beyond is not saved.
@@ -55,6 +58,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_checkpoint_bytes: int = 0
     reads: bool = True
     writes: bool = True
+    seats: dict[str, tuple[int, int]] = {}
+
+    def seats_of(self, ranks: int, rank: int) -> tuple[Seat, ...]:
+        """Return where the ranks sit, as this one sees it. Raises ConfigError."""
+        seats = tuple(
+            Seat("" if first <= rank < stop else node, first, stop)
+            for node, (first, stop) in self.seats.items()
+        )
+        if problem := why_not(seats, ranks, rank):
+            raise ConfigError(f"kv_connector_extra_config: `seats`: {problem}")
+        return seats
 
 
 def settings_of(table: Mapping[str, object]) -> Settings:
@@ -75,6 +89,8 @@ def settings_of(table: Mapping[str, object]) -> Settings:
         )
     if settings.node and not NODE_NAME.fullmatch(settings.node):
         raise ConfigError("kv_connector_extra_config: `node` must be a node's name in its cluster")
+    if not all(map(NODE_NAME.fullmatch, settings.seats)):
+        raise ConfigError("kv_connector_extra_config: `seats` go by the names of nodes")
     if settings.device_checkpoint_bytes < 0:
         raise ConfigError("kv_connector_extra_config: `device_checkpoint_bytes` must be at least 0")
     if not settings.socket.startswith("/"):

@@ -18,6 +18,7 @@ import torch
 from tiercache.client import Blob, Client, Options, Scope
 from tiercache.errors import LayoutError, ProtocolError
 from tiercache.state import Namespace, Shard
+from tiercache.state.seats import here
 from tiercache_vllm.chains import KnownChain
 from tiercache_vllm.geometry import Geometry
 from tiercache_vllm.hot import HotStates
@@ -84,10 +85,12 @@ class Worker:
         parts = geometry.layout.parts
         self._parts = [PartBlocks(geometry, at, tensors, blocks) for at in range(len(parts))]
         self._shards = [part.shards(options.ranks)[options.rank] for part in parts]
-        self._own = [_first(part.shards(options.ranks), options.rank) for part in parts]
+        seats = settings.seats_of(options.ranks, options.rank)
+        first, _ = here(seats)
+        self._own = [_first(part.shards(options.ranks), options.rank, first) for part in parts]
         self._device = self._parts[0].device
         self._hot = self._hot_states()
-        self.loading = Loading(geometry, self._parts, self._shards, options, self._hot)
+        self.loading = Loading(geometry, self._parts, self._shards, options, self._hot, seats)
         self._derived: dict[str, int] = {}
         self._lock = threading.Condition()
         self._client: Client | None = None
@@ -353,6 +356,7 @@ class Worker:
                 self._unsaved.update(tagged(d, job.lora, job.salt) for d in known.values())
 
 
-def _first(shards: Sequence[Shard], rank: int) -> bool:
-    """Whether this rank stores its shard: of ranks that hold the same, the first does."""
-    return shards.index(shards[rank]) == rank
+def _first(shards: Sequence[Shard], rank: int, start: int) -> bool:
+    """Whether this rank stores its shard: of ranks that hold the same and share a node, of which `start` is
+    the first, the first does."""
+    return shards.index(shards[rank], start) == rank

@@ -6,6 +6,7 @@ from itertools import chain
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf
 from tiercache.core.cluster import events as ev
+from tiercache.core.cluster.assenting import Assenting
 from tiercache.core.cluster.handing import Handing
 from tiercache.core.cluster.lending import Lending
 from tiercache.core.cluster.peers import Known
@@ -36,6 +37,7 @@ class Cluster:
         self._reach = reach
         self._planning = planning
         self._lending = Lending(books, writeback, filling)
+        self._assenting = Assenting(books, writeback, self._lending, planning.advising)
         self._handing = Handing(books, reach.peers, pulling)
         self._whereabouts = Whereabouts(books, reach.peers)
 
@@ -51,12 +53,14 @@ class Cluster:
             case ev.FlushesKnown(flushes):
                 for namespace, number in flushes.items():
                     self._books.flushed(namespace, number)
-            case ev.LocateEnded() | ev.Pulled() | ev.AnnounceEnded():
+            case ev.LocateEnded() | ev.Pulled() | ev.AnnounceEnded() | ev.AgreeEnded():
                 self._ended(event, now)
             case _:
                 self._asked(event, now)
 
-    def _ended(self, event: ev.LocateEnded | ev.Pulled | ev.AnnounceEnded, now: float) -> None:
+    def _ended(
+        self, event: ev.LocateEnded | ev.Pulled | ev.AnnounceEnded | ev.AgreeEnded, now: float
+    ) -> None:
         """Something that this node wanted of another one has come to its end."""
         match event:
             case ev.LocateEnded():
@@ -64,6 +68,9 @@ class Cluster:
                     self._planning.reached(self._reach.located(event, now), now)
             case ev.Pulled(job, faults):
                 self.arrived(self._pulling.ended(job, faults, now), now)
+            case ev.AgreeEnded():
+                for asked, ends in self._reach.agreeing.ended(event, now):
+                    self._planning.reached(asked, now, ends)
             case ev.AnnounceEnded():
                 self._handing.announced(event, now)
 
@@ -75,7 +82,8 @@ class Cluster:
         | ev.SummaryAsked
         | ev.WhereAsked
         | ev.PeerLeft
-        | ev.Announced,
+        | ev.Announced
+        | ev.AgreeAsked,
         now: float,
     ) -> None:
         """Another node wants something of this one, or somebody wants to know what the nodes have."""
@@ -94,6 +102,8 @@ class Cluster:
                 self._lending.close(session)
             case ev.Announced():
                 self._handing.take(event, now)
+            case ev.AgreeAsked():
+                self._assenting.take(event, now)
 
     def push(self, session: Session, shelf: Shelf, asked: PushAsked, now: float) -> None:
         """See `Handing.push`."""
@@ -109,18 +119,21 @@ class Cluster:
         """Answer whatever waited long enough."""
         for asked in self._reach.tick(now):
             self._planning.reached(asked, now)
+        for asked, ends in self._reach.agreeing.tick(now):
+            self._planning.reached(asked, now, ends)
         self._lending.tick(now)
         self._handing.tick(now)
 
     def wakeup(self) -> float | None:
         """Return when something is due next, or a time before."""
-        stages = (self._reach, self._lending, self._handing)
+        stages = (self._reach, self._reach.agreeing, self._lending, self._handing)
         due = [at for at in (stage.wakeup() for stage in stages) if at is not None]
         return min(due, default=None)
 
     def close(self, session: int) -> None:
         """A client's session ended: none of its plans is answered any more."""
         self._reach.close(session)
+        self._reach.agreeing.close(session)
 
     def in_jobs(self) -> Iterator[Item]:
         """Yield each item once for everything here that uses it."""
@@ -159,4 +172,5 @@ class Cluster:
     def check(self) -> None:
         """Raise AssertionError if the books of this do not add up."""
         self._reach.check()
+        self._reach.agreeing.check()
         self._lending.check()

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tiercache.state import Extent, Record
+from tiercache.state import Care, Extent, Record
 
 
 class _Command(msgspec.Struct, frozen=True):
@@ -45,6 +45,31 @@ class Announce(_Command, frozen=True):
     wait_s: float
 
 
+class Agree(_Command, frozen=True):
+    """Ask a node where other ranks of an engine sit which of the boundaries `ends` those could resume;
+    fields as in `AgreeAsked`. Answer: `AgreeEnded`."""
+
+    job: int
+    peer: str
+    boot: str
+    writer: str
+    request: str
+    namespace: bytes
+    digests: list[bytes]
+    tokens: int
+    limit: int
+    ranks: int
+    first: int
+    stop: int
+    codecs: tuple[str, ...]
+    reshard: bool
+    chunk_tokens: int
+    grain: int
+    care: Care
+    flush: int
+    ends: list[int]
+
+
 class Pull(_Command, frozen=True):
     """Fetch each object from a node into its host extent, and check it. Answer: `Pulled`."""
 
@@ -68,6 +93,12 @@ class Taken(_Command, frozen=True):
     """Answers `Announced`: how far this node could resume the prompt from its memory now."""
 
     boundary: int
+
+
+class Agreed(_Command, frozen=True):
+    """Answers `AgreeAsked`: the boundaries that can be resumed here, the deepest first."""
+
+    ends: list[int]
 
 
 class Place(_Command, frozen=True):

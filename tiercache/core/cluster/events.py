@@ -3,7 +3,7 @@
 import msgspec
 
 from tiercache.errors import Fault
-from tiercache.state import Key, Record
+from tiercache.state import Care, Key, Record
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -74,6 +74,15 @@ class AnnounceEnded(_Event, frozen=True):
     fault: Fault | None
 
 
+class AgreeEnded(_Event, frozen=True):
+    """What became of `Agree`: which boundaries the ranks there could resume; a fault when it did not say.
+    What it sent may be wrong in any way."""
+
+    job: int
+    ends: list[int]
+    fault: Fault | None
+
+
 class Pulled(_Event, frozen=True):
     """Outcomes of `Pull`, in its order; None means the bytes are there and checked."""
 
@@ -125,6 +134,33 @@ class Announced(_Event, frozen=True):
     reshard: bool
     flush: int
     deadline: float
+
+
+class AgreeAsked(_Event, frozen=True):
+    """Another node plans a request of which the ranks from `first` up to before `stop`, of `ranks`, sit
+    here. Which of the boundaries `ends` could they resume? Fields as in `PlanAsked` and `LocateAsked`;
+    `writer` is the engine's name. Answered at once; what was found is kept until `until` at most."""
+
+    session: int
+    call: int
+    peer: str
+    writer: str
+    request: str
+    namespace: bytes
+    digests: list[bytes]
+    tokens: int
+    limit: int
+    ranks: int
+    first: int
+    stop: int
+    codecs: tuple[str, ...]
+    reshard: bool
+    chunk_tokens: int
+    grain: int
+    care: Care
+    flush: int
+    ends: list[int]
+    until: float
 
 
 class WhereAsked(_Event, frozen=True):
@@ -183,4 +219,6 @@ ClusterEvent = (
     | StandingHeld
     | Announced
     | AnnounceEnded
+    | AgreeAsked
+    | AgreeEnded
 )

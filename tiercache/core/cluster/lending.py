@@ -9,7 +9,7 @@ from tiercache.core.cluster.events import LendAsked, LocateAsked, SummaryAsked
 from tiercache.core.cluster.summary import Summary
 from tiercache.core.cluster.walking import Asker, is_sound, route_of
 from tiercache.core.filling import Filling
-from tiercache.core.holds import Holds
+from tiercache.core.holds import Holds, Name
 from tiercache.core.route import Route
 from tiercache.core.waits import Wait, Waits
 from tiercache.core.writeback import WriteBack
@@ -63,17 +63,21 @@ class Lending:
         items = route.chosen(asker, route.deepest(asker, in_host=False), all_ranks=True)
         if asked.partial:
             items = list(dict.fromkeys([*items, *_runs(route)]))
-        for segment in {item.nvme.segment for item in items if item.nvme is not None}:
-            self._books.log.touch(segment)
-        self._holds.keep((asked.session, asked.request), items, asked.until, now)
-        coming = self._filling.start(
-            [item for item in items if item.host is None and item.nvme is not None]
-        )
+        coming = self.bring((asked.session, asked.request), items, asked.until, now)
         wait = Wait(asked, list(items), set(coming))
         if not coming or asked.deadline <= now or self._waits.is_full:
             self._answer(asked)
         else:
             self._waits.add(wait)
+
+    def bring(self, name: Name, items: list[Item], until: float, now: float) -> list[Item]:
+        """Keep these under a name for a while, and send for those that are not in memory; return them."""
+        for segment in {item.nvme.segment for item in items if item.nvme is not None}:
+            self._books.log.touch(segment)
+        self._holds.keep(name, items, until, now)
+        return self._filling.start(
+            [item for item in items if item.host is None and item.nvme is not None]
+        )
 
     def _answer(self, asked: LocateAsked) -> None:
         shelf = self._books.catalog.shelves.get(asked.namespace)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Shelf
+from tiercache.core.cluster.agreeing import Agreeing
 from tiercache.core.cluster.commands import Locate
 from tiercache.core.cluster.events import LocateEnded, MembersSeen, PeerTold
 from tiercache.core.cluster.peers import Peer, Peers
@@ -35,6 +36,7 @@ class Reach:
         self._pulling = pulling
         self.peers = self._peers = Peers(books.limits.clustering, books.limits.sample_bytes_min)
         self._held: dict[int, Held] = {}
+        self.agreeing = Agreeing(books, self._peers)
 
     def __len__(self) -> int:
         """Other nodes that are there."""

@@ -93,6 +93,33 @@ class Lender:
                 )
                 self._calls.ask(announced, name, done)
 
+            case said.Agree():
+                agree = self._agree(name, peer, question)
+                self._calls.ask(agree, name, done)
+
+    def _agree(self, name: tuple[int, int], peer: str, question: said.Agree) -> ev.AgreeAsked:
+        return ev.AgreeAsked(
+            *name,
+            peer,
+            question.writer,
+            question.request,
+            question.namespace,
+            said.digests_of(question),
+            question.tokens,
+            question.limit,
+            question.ranks,
+            question.first,
+            question.stop,
+            tuple(question.codecs),
+            question.reshard,
+            question.chunk_tokens,
+            question.grain,
+            question.care,
+            question.flush,
+            question.ends,
+            self._clock() + self._hold_s,
+        )
+
     def left(self, peer: str) -> None:
         """A node is gone: nothing is kept for it."""
         session = self._calls.session(peer)
@@ -143,5 +170,5 @@ class _Countdown:
 
 
 def _told(answer: Callable[[bytes], None], body: commands.ReplyBody) -> None:
-    assert isinstance(body, cm.Located | cm.Summarised | cm.Taken), body
+    assert isinstance(body, cm.Located | cm.Summarised | cm.Taken | cm.Agreed), body
     answer(said.encode(said.answer_of(body)))

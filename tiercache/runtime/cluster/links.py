@@ -114,6 +114,8 @@ class Links:
                 work = self._locate(command)
             case cm.Announce():
                 work = self._announce(command)
+            case cm.Agree():
+                work = self._agree(command)
             case cm.Pull():
                 work = self._pull(command)
         self._group.create_task(work)
@@ -154,6 +156,21 @@ class Links:
             self._hear(_failed(command))
         else:
             self._hear(ev.AnnounceEnded(command.job, answer.boundary, None))
+
+    async def _agree(self, command: cm.Agree) -> None:
+        way = self._way(command.peer, command.boot)
+        if way is None:
+            self._hear(_failed(command))
+            return
+        question = said.encode(said.agree_of(command))
+        try:
+            answer = said.decoded_answer(await way.ask(question, self._times.answer_s))
+            if not isinstance(answer, said.Agreed):
+                raise ProtocolError("the answer is of another kind")
+        except FAILURES:
+            self._hear(_failed(command))
+        else:
+            self._hear(ev.AgreeEnded(command.job, answer.ends, None))
 
     async def _pull(self, command: cm.Pull) -> None:
         way = self._way(command.peer, command.boot)
@@ -227,6 +244,8 @@ def _failed(command: Abroad) -> events.Event:
     match command:
         case cm.Locate(job=job):
             return ev.LocateEnded(job, 0, [], Fault.IO)
+        case cm.Agree(job=job):
+            return ev.AgreeEnded(job, [], Fault.IO)
         case cm.Announce(job=job):
             return ev.AnnounceEnded(job, 0, Fault.IO)
         case cm.Pull(job=job, objects=objects):

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from tiercache.core.cluster import commands as cm
+from tiercache.core.cluster.agreeing import ENDS_MAX
 from tiercache.errors import ProtocolError
-from tiercache.state import Key, Record, Shard
+from tiercache.state import Care, Key, Record, Shard
 from tiercache.state.canonical import DIGEST_BYTES
 from tiercache.state.names import packed, unpacked
 from tiercache.transport.base import CHECKSUM_BYTES
@@ -70,6 +71,28 @@ class Announced(_Message, frozen=True, tag="announced"):
     wait_ms: Count
 
 
+class Agree(_Message, frozen=True, tag="agree"):
+    """Which of these boundaries could the ranks that sit with you resume? Fields as in the core's event
+    `AgreeAsked`; `digests` are concatenated."""
+
+    writer: Text
+    request: Text
+    namespace: Digest
+    digests: bytes
+    tokens: Count
+    limit: Count
+    ranks: Count
+    first: Count
+    stop: Count
+    codecs: Annotated[list[Text], Meta(max_length=CODECS_MAX)]
+    reshard: bool
+    chunk_tokens: Count
+    grain: Count
+    care: Care
+    flush: Count
+    ends: Annotated[list[Count], Meta(max_length=ENDS_MAX)]
+
+
 class Summarise(_Message, frozen=True, tag="summarise"):
     """What could you resume, and what of that changed since `version`? -1: since ever."""
 
@@ -108,6 +131,12 @@ class Taken(_Message, frozen=True, tag="taken"):
     boundary: Count
 
 
+class Agreed(_Message, frozen=True, tag="agreed"):
+    """Answers `Agree`: those of the boundaries that can be resumed."""
+
+    ends: Annotated[list[Count], Meta(max_length=ENDS_MAX)]
+
+
 class Summary(_Message, frozen=True, tag="summary"):
     """Answers `Summarise`. `added` and `removed` are short names, eight bytes each."""
 
@@ -121,8 +150,8 @@ class Unknown(_Message, frozen=True, tag="unknown"):
     """The answer to what this version does not know."""
 
 
-Question: TypeAlias = Locate | Summarise | Announced
-Answer: TypeAlias = Located | Summary | Taken | Unknown
+Question: TypeAlias = Locate | Summarise | Announced | Agree
+Answer: TypeAlias = Located | Summary | Taken | Agreed | Unknown
 
 encode = msgspec.msgpack.Encoder().encode
 _question = msgspec.msgpack.Decoder(Question)
@@ -177,7 +206,29 @@ def announced_of(command: cm.Announce) -> Announced:
     )
 
 
-def digests_of(question: Locate | Announced) -> list[bytes]:
+def agree_of(command: cm.Agree) -> Agree:
+    """Return what a node with other ranks is asked, as a message."""
+    return Agree(
+        command.writer,
+        command.request,
+        command.namespace,
+        b"".join(command.digests),
+        command.tokens,
+        command.limit,
+        command.ranks,
+        command.first,
+        command.stop,
+        list(command.codecs),
+        command.reshard,
+        command.chunk_tokens,
+        command.grain,
+        command.care,
+        command.flush,
+        command.ends,
+    )
+
+
+def digests_of(question: Locate | Announced | Agree) -> list[bytes]:
     """Return the digests of a question; none when they are no whole number."""
     joined = question.digests
     if len(joined) % DIGEST_BYTES:
@@ -185,8 +236,12 @@ def digests_of(question: Locate | Announced) -> list[bytes]:
     return [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
 
 
-def answer_of(body: cm.Located | cm.Summarised | cm.Taken) -> Located | Summary | Taken:
+def answer_of(
+    body: cm.Located | cm.Summarised | cm.Taken | cm.Agreed,
+) -> Located | Summary | Taken | Agreed:
     """Return what the core answers, as a message."""
+    if isinstance(body, cm.Agreed):
+        return Agreed(body.ends)
     if isinstance(body, cm.Taken):
         return Taken(body.boundary)
     if isinstance(body, cm.Summarised):

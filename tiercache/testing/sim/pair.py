@@ -94,6 +94,28 @@ class Nodes:
         boundary, records = (0, []) if fault else (answer.boundary, answer.records)
         self.rigs[name].tell(ev.LocateEnded(job, boundary, records, fault))
 
+    def agree(self, name: str, fault: Fault | None = None) -> list[list[int]]:
+        """Have the others asked what their ranks have, and their answers brought back; return those. With
+        `fault`, the news that there is none."""
+        answers = []
+        for command in self.rigs[name].take(cm.Agree):
+            ends = self.assent(name, command)
+            answers.append(ends)
+            self.rigs[name].tell(ev.AgreeEnded(command.job, [] if fault else ends, fault))
+        return answers
+
+    def assent(self, name: str, command: cm.Agree) -> list[int]:
+        """Bring a question to the node it is for; return its answer."""
+        rig = self.rigs[command.peer]
+        fields = msgspec.structs.asdict(command)
+        for own in ("job", "peer", "boot"):
+            del fields[own]
+        until = rig.now + HOLD_S
+        asked = ev.AgreeAsked(session=-1, call=rig.number(), peer=name, until=until, **fields)
+        answer = _answer(rig, asked)
+        assert isinstance(answer, cm.Agreed)
+        return answer.ends
+
     def announce(self, name: str) -> list[tuple[cm.Announce, int]]:
         """Tell the others what a node wants them to take; return each with the number of its call."""
         told = []
@@ -154,7 +176,9 @@ class Nodes:
         return faults
 
 
-def _answer(rig: Rig, asked: ev.SummaryAsked | ev.LocateAsked | ev.LendAsked) -> ReplyBody | None:
+def _answer(
+    rig: Rig, asked: ev.SummaryAsked | ev.LocateAsked | ev.LendAsked | ev.AgreeAsked
+) -> ReplyBody | None:
     """Return a node's answer to another one; None when it does not come at once."""
     rig.tell(asked)
     return rig.answers.get((asked.session, asked.call))

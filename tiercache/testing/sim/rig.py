@@ -14,6 +14,7 @@ from tiercache.core.limits import Limits, Retaining
 from tiercache.core.machine import Machine
 from tiercache.errors import Fault
 from tiercache.state import NATIVE, Chain, Kind, Layout, Namespace, Part, Piece, Tensor
+from tiercache.state.seats import Seat
 from tiercache.testing.sim.watch import REQUESTS
 
 PAGE = 4096
@@ -165,6 +166,7 @@ class Client:
         self.salt = ""
         self.all_ranks = False
         self.reshard = False
+        self.seats: list[Seat] = []
         self.planned: dict[str, tuple[int, bytes]] = {}
 
     def attach(self) -> "Client":
@@ -268,6 +270,7 @@ class Client:
             capture or ev.Capture(0, 1),
             self.all_ranks,
             self.reshard,
+            seats=self.seats,
         )
 
     def plan(

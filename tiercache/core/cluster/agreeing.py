@@ -1,0 +1,159 @@
+"""One engine with ranks on several nodes: which boundary can be resumed by all of them.
+
+The node that is asked for the plan names the boundaries that its own ranks could resume, and each other
+node says which of them its ranks could, too. The deepest that all have is the answer. A node that does
+not answer in time, or is not there, has none.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final, NamedTuple
+
+from tiercache.core.books import Books, Session
+from tiercache.core.cluster.commands import Agree
+from tiercache.core.cluster.events import AgreeEnded
+from tiercache.core.cluster.peers import Peer, Peers
+from tiercache.core.events import PlanAsked
+from tiercache.core.route import Route
+from tiercache.state.seats import Seat
+
+ENDS_MAX: Final = 1024
+"""Boundaries that are asked about, the deepest ones."""
+
+
+class Agreement(NamedTuple):
+    """A plan that waited, and the boundaries that all nodes have."""
+
+    asked: PlanAsked
+    ends: frozenset[int]
+
+
+class _Round:
+    """One plan, and the nodes that have not answered yet."""
+
+    __slots__ = ("asked", "ends", "left", "over", "until")
+
+    def __init__(self, asked: PlanAsked, ends: frozenset[int], until: float) -> None:
+        self.asked = asked
+        self.ends = ends
+        self.left = 0
+        self.until = until
+        self.over = not ends  # Nobody waits for it: the others are told of the prompt all the same.
+
+
+class Agreeing:
+    """Asks the nodes where the other ranks of an engine sit, once for each request."""
+
+    def __init__(self, books: Books, peers: Peers) -> None:
+        self._books = books
+        self._peers = peers
+        self._rounds: dict[int, tuple[Peer, _Round]] = {}  # By the job of each question.
+
+    def ask(self, session: Session, asked: PlanAsked, route: Route, now: float) -> bool:
+        """Ask about a plan whose ranks sit on several nodes; True when it has to wait for the answers.
+
+        From then on the route gives out only what all agreed on: nothing, so far.
+        """
+        if route.agreed is not None:
+            return False
+        route.agreed = frozenset()
+        if not asked.digests or not asked.care.store:
+            return False
+        step = route.layout.block_tokens
+        deepest = route.deepest_known()
+        found = (route.positions[at] for at in route.resumable(session, deepest))
+        ends = frozenset(islice((end for end in found if end % step == 0), ENDS_MAX))
+        elsewhere = [seat for seat in asked.seats if seat.node]
+        peers = self._ready(elsewhere, now)
+        limits = self._books.limits.clustering
+        if len(self._rounds) + len(peers) > limits.pulls_max:
+            return False
+        whole = ends if len(peers) == len(elsewhere) else frozenset[int]()
+        held = _Round(asked, whole, now + limits.peer_answer_s_max)
+        for peer, seat in peers:
+            self._send(session, held, route, peer, seat)
+        return not held.over
+
+    def _ready(self, seats: Iterable[Seat], now: float) -> list[tuple[Peer, Seat]]:
+        """Return the nodes of these seats that are there, and do well."""
+        found = ((self._peers.get(seat.node), seat) for seat in seats)
+        return [(peer, seat) for peer, seat in found if peer and peer.breaker.may_ask(now)]
+
+    def _send(self, session: Session, held: _Round, route: Route, peer: Peer, seat: Seat) -> None:
+        books, asked = self._books, held.asked
+        job = books.next_job()
+        peer.breaker.asked()
+        held.left += 1
+        self._rounds[job] = (peer, held)
+        books.out.append(
+            Agree(
+                job,
+                peer.name,
+                peer.boot,
+                session.writer,
+                asked.request,
+                route.shelf.digest,
+                asked.digests,
+                asked.tokens,
+                asked.limit,
+                session.ranks,
+                seat.first,
+                seat.stop,
+                asked.codecs,
+                asked.reshard,
+                asked.capture.chunk_tokens,
+                asked.capture.grain,
+                asked.care,
+                books.flush_of(route.shelf.digest),
+                sorted(held.ends),
+            )
+        )
+
+    def ended(self, event: AgreeEnded, now: float) -> list[Agreement]:
+        """Take in what a node said; return the plan that waited for it, when nothing is missing now."""
+        found = self._rounds.pop(event.job, None)
+        if found is None:
+            return []
+        peer, held = found
+        if event.fault is not None:
+            peer.breaker.failed(now)
+        else:
+            peer.breaker.succeeded()
+        self._count("failed" if event.fault is not None else "found" if event.ends else "not_found")
+        held.left -= 1
+        held.ends &= frozenset(event.ends)
+        if held.over or (held.left and held.ends):
+            return []
+        held.over = True
+        return [Agreement(held.asked, held.ends)]
+
+    def tick(self, now: float) -> list[Agreement]:
+        """Return the plans whose time is up: nothing was agreed on."""
+        agreements = []
+        for job in [job for job, (_, held) in self._rounds.items() if held.until <= now]:
+            peer, held = self._rounds.pop(job)
+            peer.breaker.failed(now)
+            self._count("late")
+            if not held.over:
+                held.over = True
+                agreements.append(Agreement(held.asked, frozenset()))
+        return agreements
+
+    def _count(self, outcome: str) -> None:
+        self._books.counters.add("agreements", outcome)
+
+    def wakeup(self) -> float | None:
+        """Return when the next plan's time is up."""
+        return min((held.until for _, held in self._rounds.values()), default=None)
+
+    def close(self, session: int) -> None:
+        """The session is gone: none of its plans is answered any more."""
+        for _, held in self._rounds.values():
+            held.over |= held.asked.session == session
+
+    def check(self) -> None:
+        """Raise AssertionError if the books of this do not add up."""
+        sessions = self._books.sessions.keys()
+        assert {
+            held.asked.session for _, held in self._rounds.values() if not held.over
+        } <= sessions
