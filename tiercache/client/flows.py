@@ -261,7 +261,9 @@ def fetching(
     return Holding(request, len(asked), "", leased)
 
 
-def looking(form: Form, request: str, path: bytes, scope: Scope, hold_s: float) -> Flow[Survey]:
+def looking(
+    form: Form, request: str, path: bytes, scope: Scope, hold_s: float, start: int
+) -> Flow[Survey]:
     """Ask what is held along a path."""
     form.check_request(request)
     if not path or len(path) % DIGEST_BYTES:
@@ -281,6 +283,7 @@ def looking(form: Form, request: str, path: bytes, scope: Scope, hold_s: float) 
                     path,
                     list(scope.codecs),
                     max(0, int(hold_s * 1000)),
+                    start,
                 ),
             )
             assert isinstance(reply, surveying.Surveyed)

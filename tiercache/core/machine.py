@@ -45,15 +45,14 @@ class Machine:
         self._writeback = WriteBack(self._books)
         self._filling = Filling(self._books)
         self._advising = Advising(self._books)
-        pulling = Pulling(self._books)
-        reach = Reach(self._books, pulling)
+        reach = Reach(self._books, Pulling(self._books))
         self._planning = Planning(
             self._books, self._writeback, self._filling, self._advising, reach
         )
+        self._surveying = Surveying(self._books, self._writeback, self._filling, reach)
         self.cluster = Cluster(
-            self._books, self._writeback, self._filling, pulling, reach, self._planning
+            self._books, self._writeback, self._filling, reach, self._planning, self._surveying
         )
-        self._surveying = Surveying(self._books, self._writeback, self._filling)
         self._saving = Saving(self._books, self._writeback, self._advising)
         self._operation = Operation(self._books, self._writeback, self._filling, self._planning)
         self._finding = Finding(self._books, self._writeback, self._operation)

@@ -2,11 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 
 from tiercache.core.advising import Advice, Advising
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf, Status
-from tiercache.core.cluster.reach import Reach
+from tiercache.core.cluster.reach import Question, Reach
 from tiercache.core.commands import Fetched, Loaded, Planned, Refused
 from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked, Tail
 from tiercache.core.filling import Filling
@@ -83,7 +84,7 @@ class Planning:
         self._writeback.consider_all(route.entries, route.way)
         position, ready = _deepest(route, session)
         ask = asks_others and alone and asked.care.store  # Others would count the visit.
-        if ask and self._reach.ask(session, asked, route, _at(route, position), now):
+        if ask and self._ask(session, asked, route, _at(route, position), now):
             return  # `reached` goes on.
         if alone and asked.seats and asked.all_ranks:
             if self._reach.agreeing.ask(session, asked, route, now):
@@ -134,14 +135,22 @@ class Planning:
         self._filling.start([item for item in leased if item.host is None])
         return items
 
-    def reached(
-        self, asked: PlanAsked | None, now: float, ends: frozenset[int] | None = None
-    ) -> None:
+    def _ask(
+        self, session: Session, asked: PlanAsked, route: Route, boundary: int, now: float
+    ) -> bool:
+        """Ask another node, once for a request; True when the plan waits for it."""
+        if route.reached_out or not self._reach.is_open:
+            return False
+        route.reached_out = True
+        digests = asked.digests[: asked.limit // route.layout.block_tokens]
+        whole = partial(route.whole, session)
+        question = Question(asked, route.shelf, digests, 0, boundary, whole, asked.source)
+        return self._reach.ask(session, question, now)
+
+    def reached(self, asked: PlanAsked, now: float, ends: frozenset[int] | None = None) -> None:
         """Another node has said what it has, or is late: answer the plan that waited for it. `ends`: what
         all nodes agreed on, if it waited for that."""
-        session = self._books.sessions.get(asked.session) if asked is not None else None
-        if asked is None or session is None:
-            return
+        session = self._books.sessions[asked.session]
         shelf = self._books.shelf_of(session, asked.lora, asked.salt)
         if shelf is None:  # Cleared meanwhile, and no room to open it again.
             self._books.reply(asked.session, asked.call, Refused("refused", "too many namespaces"))

@@ -5,7 +5,9 @@ from itertools import takewhile
 
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Entry, Item, Shelf
-from tiercache.core.commands import Surveyed
+from tiercache.core.cluster.reach import Question, Reach
+from tiercache.core.cluster.walking import Sought, route_of
+from tiercache.core.commands import Refused, Surveyed
 from tiercache.core.events import SurveyAsked
 from tiercache.core.filling import Filling
 from tiercache.core.holds import Holds
@@ -21,10 +23,11 @@ class Surveying:
     it ends by itself, which a lease never does.
     """
 
-    def __init__(self, books: Books, writeback: WriteBack, filling: Filling) -> None:
+    def __init__(self, books: Books, writeback: WriteBack, filling: Filling, reach: Reach) -> None:
         self._books = books
         self._writeback = writeback
         self._filling = filling
+        self._reach = reach
         limits = books.limits
         self._holds = Holds(books, limits.surveys_max, limits.surveyed_objects_max)
 
@@ -32,17 +35,28 @@ class Surveying:
         """Yield each item once for every survey that keeps it."""
         yield from self._holds.items()
 
-    def survey(self, session: Session, shelf: Shelf, asked: SurveyAsked, now: float) -> None:
+    def survey(
+        self,
+        session: Session,
+        shelf: Shelf,
+        asked: SurveyAsked,
+        now: float,
+        *,
+        asks_others: bool = True,
+    ) -> None:
         """Answer what is held, keep what the deepest boundary needs and every state, and send for
-        what of it is on NVMe only."""
+        what of it is on NVMe only. Where another node has told of more, it is asked first."""
         books = self._books
+        path = Path(shelf, session, asked)
+        deepest = next(resumable(path.layout.parts, path.positions, path.flags), -1)
+        boundary = path.positions[deepest] if deepest >= 0 else 0
+        if asks_others and self._ask(session, shelf, asked, boundary, now):
+            return  # `reached` goes on.
         name = session.scoped(shelf, asked.request)
         same = 0
         if books.sights.first_time(name):
             same = books.sights.see(name, asked.digests, goes_on=True).reached
-        path = Path(shelf, session, asked)
         self._writeback.consider_all(path.entries)
-        deepest = next(resumable(path.layout.parts, path.positions, path.flags), -1)
         needed = path.needed(deepest)
         absent = [item for item in needed if item.host is None]
         self._count(path, (len(asked.digests), same), deepest, "nvme" if absent else "host")
@@ -52,6 +66,33 @@ class Surveying:
             books.log.touch(segment)
         self._filling.start(absent)
         books.reply(session.number, asked.call, Surveyed(path.flags))
+
+    def _ask(
+        self, session: Session, shelf: Shelf, asked: SurveyAsked, boundary: int, now: float
+    ) -> bool:
+        """Ask another node, once for all ranks of a request; True when the survey waits for it."""
+        if asked.start < 0 or not self._reach.is_open:
+            return False
+
+        def whole() -> int:
+            assert shelf.layout is not None
+            limit = len(asked.digests) * shelf.layout.block_tokens
+            ranks, codecs = session.ranks, asked.codecs
+            sought = Sought(asked.request, asked.digests, limit, ranks, codecs, reshard=False)
+            return asked.start + route_of(shelf, shelf.layout, sought).whole(session)
+
+        question = Question(asked, shelf, asked.digests, asked.start, boundary, whole)
+        return self._reach.ask_once(session, question, now)
+
+    def reached(self, asked: SurveyAsked, now: float) -> None:
+        """Another node has said what it has, or is late: answer the survey that waited for it."""
+        books = self._books
+        session = books.sessions[asked.session]
+        shelf = books.shelf_of(session, asked.lora, asked.salt)
+        if shelf is None:  # Cleared meanwhile, and no room to open it again.
+            books.reply(asked.session, asked.call, Refused("refused", "too many namespaces"))
+            return
+        self.survey(session, shelf, asked, now, asks_others=False)
 
     def _count(self, path: "Path", blocks: tuple[int, int], deepest: int, tier: str) -> None:
         """Count what became of a path of so many blocks, of which so many were seen before."""

@@ -11,9 +11,10 @@ class Survey(_Message, frozen=True, tag="survey"):
     """Asks what is held along a path, for an engine that chooses the boundary itself.
 
     `chain`: digests of consecutive whole blocks, concatenated. The first need not be the sequence's
-    first: what comes before is the client's own. Only this rank's shards count. What the deepest
-    boundary rests on, and every state on the path, is kept in the tiers for `hold_ms` or until
-    `Release`; it is not leased, and the bytes are to be had with `Fetch`.
+    first: what comes before is the client's own. `start` is how many tokens that is, -1 when the client
+    does not say; then no other node is asked. Only this rank's shards count. What the deepest boundary
+    rests on, and every state on the path, is kept in the tiers for `hold_ms` or until `Release`; it is
+    not leased, and the bytes are to be had with `Fetch`.
     """
 
     call: int
@@ -23,6 +24,7 @@ class Survey(_Message, frozen=True, tag="survey"):
     chain: bytes
     codecs: list[str]
     hold_ms: int
+    start: int = -1
 
 
 class Surveyed(_Message, frozen=True, tag="surveyed"):

@@ -102,7 +102,13 @@ class Store:
         for start in range(0, len(keys), SURVEY_PAGES_MAX):
             piece = path[start * DIGEST_BYTES : (start + SURVEY_PAGES_MAX) * DIGEST_BYTES]
             part = f"{name}/{start}" if start else name
-            survey = self.client.survey(part, piece, scope=self._scope, hold_s=self._pace.hold_s)
+            survey = self.client.survey(
+                part,
+                piece,
+                scope=self._scope,
+                hold_s=self._pace.hold_s,
+                start=(len(before) + start) * self.layout.block_tokens,
+            )
             if survey.reason:
                 self._fault(survey.reason)
                 if not surveys:

@@ -199,18 +199,24 @@ class Tree:
         for layer, buffer in self._state_buffers():
             buffer[layer].zero_()
 
-    def prefetch(self, seed: int, count: int, **scope: str) -> int:
-        """Ask for a prompt's state from storage; return how many tokens came. `scope`: SGLang's
-        `cache_salt`, or the `extra_key` that an adapter has."""
+    def prefetch(self, seed: int, count: int, *, beyond: int = 0, **scope: str) -> int:
+        """Ask for a prompt's state from storage; return how many tokens came. `beyond`: how many tokens
+        the tree has itself. `scope`: SGLang's `cache_salt`, or the `extra_key` that an adapter has."""
         self._number += 1
         handle = CacheRequestHandle(f"request-{self._number}", 0)
+        node = self.cache.root_node_handle()
+        tokens = tokens_of(seed, count)
+        if beyond:
+            match = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+            assert match.device_prefix_len == beyond
+            node = match.last_host_node
         self.cache.prefetch_from_storage(
             handle,
-            self.cache.root_node_handle(),
-            tokens_of(seed, count),
-            None,
-            [],
-            matched_prefix_tokens=[],
+            node,
+            tokens[beyond:],
+            self.cache.get_last_hash_value(node),
+            self.cache.get_prefix_hash_values(node),
+            matched_prefix_tokens=tokens[:beyond],
             **scope,
         )
 
@@ -233,9 +239,10 @@ class Tree:
         ).restorable_prefix_pages
         return found
 
-    def restore(self, seed: int, count: int) -> Restored:
-        """Prefetch a prompt and bring it to the device; compare with what was computed."""
-        came = self.prefetch(seed, count)
+    def restore(self, seed: int, count: int, *, beyond: int = 0) -> Restored:
+        """Prefetch a prompt, `beyond` what the tree has itself, and bring it to the device; compare with
+        what was computed."""
+        came = self.prefetch(seed, count, beyond=beyond)
         request = self.last_request = self._request()
         key = RadixKey(tokens_of(seed, count))
         match = self.cache.match_prefix(

@@ -10,13 +10,13 @@ from tiercache.core.cluster.assenting import Assenting
 from tiercache.core.cluster.handing import Handing
 from tiercache.core.cluster.lending import Lending
 from tiercache.core.cluster.peers import Known
-from tiercache.core.cluster.pulling import Pulling
-from tiercache.core.cluster.reach import Reach
+from tiercache.core.cluster.reach import Asked, Reach
 from tiercache.core.cluster.summary import Own
 from tiercache.core.cluster.whereabouts import Whereabouts
-from tiercache.core.events import PushAsked
+from tiercache.core.events import PlanAsked, PushAsked
 from tiercache.core.filling import Filling
 from tiercache.core.planning import Planning
+from tiercache.core.surveying import Surveying
 from tiercache.core.writeback import WriteBack
 
 
@@ -28,17 +28,18 @@ class Cluster:
         books: Books,
         writeback: WriteBack,
         filling: Filling,
-        pulling: Pulling,
         reach: Reach,
         planning: Planning,
+        surveying: Surveying,
     ) -> None:
         self._books = books
-        self._pulling = pulling
+        self._pulling = reach.pulling
         self._reach = reach
         self._planning = planning
+        self._surveying = surveying
         self._lending = Lending(books, writeback, filling)
         self._assenting = Assenting(books, writeback, self._lending, planning.advising)
-        self._handing = Handing(books, reach.peers, pulling)
+        self._handing = Handing(books, reach.peers, reach.pulling)
         self._whereabouts = Whereabouts(books, reach.peers)
 
     def take(self, event: ev.ClusterEvent, now: float) -> None:
@@ -65,7 +66,7 @@ class Cluster:
         match event:
             case ev.LocateEnded():
                 if not self._handing.located(event, now):
-                    self._planning.reached(self._reach.located(event, now), now)
+                    self._reached(self._reach.located(event, now), now)
             case ev.Pulled(job, faults):
                 self.arrived(self._pulling.ended(job, faults, now), now)
             case ev.AgreeEnded():
@@ -105,6 +106,14 @@ class Cluster:
             case ev.AgreeAsked():
                 self._assenting.take(event, now)
 
+    def _reached(self, calls: list[Asked], now: float) -> None:
+        """Another node has said what it has, or is late: answer the calls that waited for it."""
+        for asked in calls:
+            if isinstance(asked, PlanAsked):
+                self._planning.reached(asked, now)
+            else:
+                self._surveying.reached(asked, now)
+
     def push(self, session: Session, shelf: Shelf, asked: PushAsked, now: float) -> None:
         """See `Handing.push`."""
         self._handing.push(session, shelf, asked, now)
@@ -117,8 +126,7 @@ class Cluster:
 
     def tick(self, now: float) -> None:
         """Answer whatever waited long enough."""
-        for asked in self._reach.tick(now):
-            self._planning.reached(asked, now)
+        self._reached(self._reach.tick(now), now)
         for asked, ends in self._reach.agreeing.tick(now):
             self._planning.reached(asked, now, ends)
         self._lending.tick(now)
@@ -131,7 +139,7 @@ class Cluster:
         return min(due, default=None)
 
     def close(self, session: int) -> None:
-        """A client's session ended: none of its plans is answered any more."""
+        """A client's session ended: none of its calls is answered any more."""
         self._reach.close(session)
         self._reach.agreeing.close(session)
 

@@ -137,9 +137,9 @@ def _on_its_way(shelf: Shelf, key: Key) -> Item | None:
     return entry.items[slot.bit]
 
 
-def fits(record: Record, layout: Layout, digests: Sequence[bytes]) -> bool:
+def fits(record: Record, layout: Layout, digests: Sequence[bytes], start: int = 0) -> bool:
     """Return whether a record that another node sent is of an object of this layout, on the way of
-    `digests`, the whole blocks of a prompt.
+    `digests`, the whole blocks of a prompt after its first `start` tokens.
 
     What does not fit would be a wrong token later: it is left out, and so a miss.
     """
@@ -149,14 +149,14 @@ def fits(record: Record, layout: Layout, digests: Sequence[bytes]) -> bool:
         expected = part.nbytes(record.end - record.start, key.shard)
     except LayoutError:
         return False
-    block, rest = divmod(record.end, layout.block_tokens)
+    block, rest = divmod(record.end - start, layout.block_tokens)
     if rest or record.base or not 0 < block <= len(digests) or key.digest != digests[block - 1]:
         return False
-    start = (
+    begins = (
         0
         if part.is_snapshot
         else record.end - (record.end % part.block_tokens or part.block_tokens)
     )
-    if record.start != start or record.nbytes < 1 or not key.codec.isidentifier():
+    if record.start != begins or record.nbytes < 1 or not key.codec.isidentifier():
         return False
     return key.codec != NATIVE or record.nbytes == expected

@@ -1,6 +1,8 @@
-"""Plans that wait for what another node says."""
+"""Plans and surveys that wait for what another node says."""
 
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Shelf
@@ -9,17 +11,38 @@ from tiercache.core.cluster.commands import Locate
 from tiercache.core.cluster.events import LocateEnded, MembersSeen, PeerTold
 from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.pulling import Pulling, fits
-from tiercache.core.events import PlanAsked
-from tiercache.core.route import Route
+from tiercache.core.events import PlanAsked, SurveyAsked
+from tiercache.core.sights import Request
+
+Asked: TypeAlias = PlanAsked | SurveyAsked
+
+
+class Question(NamedTuple):
+    """What a call would like to know of another node: whether a path leads deeper than `boundary`.
+
+    `digests`: of consecutive whole blocks, which `start` tokens come before; `boundary` counts from there.
+    `whole()` says how many tokens are held here without a gap, by all ranks, those before included.
+    `source`: a node to ask whatever it has told.
+    """
+
+    asked: Asked
+    shelf: Shelf
+    digests: list[bytes]
+    start: int
+    boundary: int
+    whole: Callable[[], int]
+    source: str = ""
 
 
 class Held(NamedTuple):
-    """A plan that waits, whom it waits for, and until when. `clears`: how often the shelf had been
-    cleared by then."""
+    """Calls that wait, for which path, whom they wait for, and until when. `clears`: how often the shelf
+    had been cleared by then."""
 
-    asked: PlanAsked
+    asked: list[Asked]
     shelf: Shelf
     clears: int
+    digests: list[bytes]
+    start: int
     peer: Peer
     until: float
 
@@ -33,10 +56,11 @@ class Reach:
 
     def __init__(self, books: Books, pulling: Pulling) -> None:
         self._books = books
-        self._pulling = pulling
+        self.pulling = pulling
         self.peers = self._peers = Peers(books.limits.clustering, books.limits.sample_bytes_min)
         self._held: dict[int, Held] = {}
         self.agreeing = Agreeing(books, self._peers)
+        self._recent: OrderedDict[Request, int] = OrderedDict()  # Whose question which job is.
 
     def __len__(self) -> int:
         """Other nodes that are there."""
@@ -62,28 +86,45 @@ class Reach:
         known = self._peers.get(peer)
         return known.version if known is not None else -1
 
-    def ask(
-        self, session: Session, asked: PlanAsked, route: Route, boundary: int, now: float
-    ) -> bool:
-        """Ask a node that may resume deeper than `boundary`; True when the plan has to wait for it."""
-        books = self._books
-        limits = books.limits.clustering
-        if route.reached_out or not len(self._peers) or len(self._held) >= limits.pulls_max:
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anybody to ask, and room for a question."""
+        return bool(len(self._peers)) and len(self._held) < self._books.limits.clustering.pulls_max
+
+    def ask_once(self, session: Session, question: Question, now: float) -> bool:
+        """Like `ask`, but one question for all ranks and repetitions of a request: who asks while it is
+        under way waits for the same answer."""
+        name = session.scoped(question.shelf, question.asked.request)
+        job = self._recent.get(name)
+        if job is not None:
+            held = self._held.get(job)
+            if held is not None:
+                held.asked.append(question.asked)
+            return held is not None
+        if not self.ask(session, question, now):
             return False
-        shelf = route.shelf
-        route.reached_out = True
-        step = route.layout.block_tokens
-        digests = asked.digests[: asked.limit // step]
+        self._recent[name] = next(reversed(self._held))
+        if len(self._recent) > self._books.limits.surveys_max:
+            self._recent.popitem(last=False)
+        return True
+
+    def ask(self, session: Session, question: Question, now: float) -> bool:
+        """Ask a node that may resume deeper; True when the call has to wait for it. Only while it
+        `is_open`."""
+        books = self._books
+        asked, shelf, digests, start, boundary, whole, source_name = question
+        assert shelf.layout is not None
+        step = shelf.layout.block_tokens
         count, peers = self._peers.deepest(shelf.digest, digests, boundary // step, now)
-        source = self._peers.get(asked.source) if asked.source else None
+        source = self._peers.get(source_name) if source_name else None
         if source is not None and source.breaker.may_ask(now) and boundary // step < len(digests):
             count, peers = len(digests), [source]
         if not peers:
             return False
         peer, job = peers[0], books.next_job()
         peer.breaker.asked()
-        until = now + limits.peer_answer_s_max
-        self._held[job] = Held(asked, shelf, shelf.clears, peer, until)
+        until = now + books.limits.clustering.peer_answer_s_max
+        self._held[job] = Held([asked], shelf, shelf.clears, digests[:count], start, peer, until)
         books.out.append(
             Locate(
                 job,
@@ -92,29 +133,30 @@ class Reach:
                 asked.request,
                 shelf.digest,
                 digests[:count],
-                min(asked.limit, count * step),
-                route.whole(session),
+                count * step,
+                whole(),
                 session.ranks,
                 asked.codecs,
-                asked.reshard,
+                isinstance(asked, PlanAsked) and asked.reshard,
                 books.flush_of(shelf.digest),
             )
         )
         return True
 
-    def located(self, event: LocateEnded, now: float) -> PlanAsked | None:
-        """Take in what a node said; return the plan that waited for it, None when none does any more."""
+    def located(self, event: LocateEnded, now: float) -> list[Asked]:
+        """Take in what a node said; return the calls that waited for it, [] when none does any more."""
         held = self._held.pop(event.job, None)
         if held is None:
-            return None
-        shelf, layout, digests = held.shelf, held.shelf.layout, held.asked.digests
+            return []
+        shelf, layout, start = held.shelf, held.shelf.layout, held.start
         assert layout is not None
+        deepest = min(event.boundary, len(held.digests) * layout.block_tokens)
         sound = [
             record
             for record in event.records
             if record.key.namespace == shelf.digest
-            and record.end <= event.boundary <= held.asked.limit
-            and fits(record, layout, digests)
+            and record.end - start <= deepest
+            and fits(record, layout, held.digests, start)
         ]
         failed = event.fault is not None or len(sound) < len(event.records)
         if failed:
@@ -126,30 +168,36 @@ class Reach:
         # What was there before a clear may be on its way until after it.
         current = self._books.catalog.shelves.get(shelf.digest) is shelf
         if event.fault is None and current and held.clears == shelf.clears:
-            self._pulling.start(shelf, held.peer, sound, now)
+            self.pulling.start(shelf, held.peer, sound, now)
         return held.asked
 
-    def tick(self, now: float) -> list[PlanAsked]:
-        """Return the plans whose time is up; a node that is late counts as one that failed."""
+    def tick(self, now: float) -> list[Asked]:
+        """Return the calls whose time is up; a node that is late counts as one that failed."""
         late = [job for job, held in self._held.items() if held.until <= now]
-        plans = []
+        calls: list[Asked] = []
         for job in late:
             held = self._held.pop(job)
             held.peer.breaker.failed(now)
             self._books.counters.add("peer_asked", "late")
-            plans.append(held.asked)
-        return plans
+            calls += held.asked
+        return calls
 
     def wakeup(self) -> float | None:
-        """Return when the next plan's time is up."""
+        """Return when the next call's time is up."""
         return min((held.until for held in self._held.values()), default=None)
 
     def close(self, session: int) -> None:
-        """The session is gone: none of its plans is answered any more."""
-        for job in [job for job, held in self._held.items() if held.asked.session == session]:
-            self._held.pop(job).peer.breaker.withdrawn()
+        """The session is gone: none of its calls is answered any more."""
+        for job, held in list(self._held.items()):
+            held.asked[:] = [asked for asked in held.asked if asked.session != session]
+            if not held.asked:
+                del self._held[job]
+                held.peer.breaker.withdrawn()
 
     def check(self) -> None:
         """Raise AssertionError if the books of this do not add up."""
         self._peers.check()
-        assert {held.asked.session for held in self._held.values()} <= self._books.sessions.keys()
+        waiting = [asked.session for held in self._held.values() for asked in held.asked]
+        assert set(waiting) <= self._books.sessions.keys()
+        assert all(held.asked for held in self._held.values()), "a question of nobody"
+        assert len(self._recent) <= self._books.limits.surveys_max

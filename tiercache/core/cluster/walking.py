@@ -18,6 +18,17 @@ class Asker(NamedTuple):
     rank: int = 0
 
 
+class Sought(NamedTuple):
+    """A prompt that is looked for here, as `route_of` takes it."""
+
+    request: str
+    digests: list[bytes]
+    limit: int
+    ranks: int
+    codecs: tuple[str, ...]
+    reshard: bool
+
+
 class Prompt(Protocol):
     """A prompt that another node speaks of. Nothing in it is known to make sense."""
 

@@ -1,13 +1,11 @@
 """Where a prompt could be resumed, and what that would take: for whoever chooses a node."""
 
-from typing import NamedTuple
-
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf
 from tiercache.core.cluster.commands import Place, Places
 from tiercache.core.cluster.events import WhereAsked
 from tiercache.core.cluster.peers import Peer, Peers
-from tiercache.core.cluster.walking import Asker, route_of
+from tiercache.core.cluster.walking import Asker, Sought, route_of
 from tiercache.core.commands import Refused
 from tiercache.core.route import Route
 from tiercache.core.worth import prefix_bytes, recompute_s
@@ -18,17 +16,6 @@ UNKNOWN = -1
 BLOCK_TOKENS_MAX = 1 << 20
 BYTES_MAX = 1 << 62
 """Larger is said as this: layouts come from clients, and may be absurd."""
-
-
-class _Prompt(NamedTuple):
-    """A prompt that somebody asks about, as `route_of` takes it."""
-
-    request: str
-    digests: list[bytes]
-    limit: int
-    ranks: int
-    codecs: tuple[str, ...]
-    reshard: bool
 
 
 class Whereabouts:
@@ -66,9 +53,7 @@ class Whereabouts:
         limit = min(asked.limit, len(asked.digests) * step)
         route = None
         if shelf is not None and shelf.layout is not None:
-            prompt = _Prompt(
-                "where", asked.digests, limit, asker.ranks, asked.codecs, asked.reshard
-            )
+            prompt = Sought("where", asked.digests, limit, asker.ranks, asked.codecs, asked.reshard)
             route = route_of(shelf, shelf.layout, prompt)
         here = self._here(route, asker) if route is not None else Place("", 0)
         reason = "" if here.boundary else _why_not(route, asker)
