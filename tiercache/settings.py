@@ -168,8 +168,8 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=5,
-            description="How long a plan waits at most for what another node says. Only prompts that some "
-            "node has told it could resume wait at all.",
+            description="How long a plan or a survey waits at most for what another node says. Only "
+            "prompts that some node has told it could resume wait at all.",
         ),
     ] = 0.05
     transfer_s_max: Annotated[

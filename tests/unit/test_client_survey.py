@@ -46,7 +46,7 @@ def test_a_survey_must_fit_what_was_asked(
     node: ScriptedNode, client: Client, held: list[bytes]
 ) -> None:
     node.script = lambda request: (
-        surveying.Surveyed(request.call, held) if isinstance(request, surveying.Survey) else None
+        surveying.Surveyed(request.call, held, 0) if isinstance(request, surveying.Survey) else None
     )
     survey = client.survey("s", PATH)
     assert (survey.found, survey.held) == ((), False)

@@ -10,7 +10,7 @@ from tiercache.core import events as ev
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
 from tiercache.errors import Fault
-from tiercache.state import Kind, Layout
+from tiercache.state import Kind, Layout, Record
 from tiercache.testing.sim.asking import flush, plan
 from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.sim.rig import BLOCK, TOKENS, Client, Rig, hybrid, part, saved, small
@@ -23,10 +23,9 @@ def path(client: Client) -> list[bytes]:
     return list(client.chain(TOKENS[:END]).digests[1:])
 
 
-def waiting(client: Client, request: str = "s", skip: int = 0, start: int = -2) -> ev.SurveyAsked:
+def waiting(client: Client, request: str = "s", skip: int = 0) -> ev.SurveyAsked:
     """Survey what comes after `skip` blocks; it waits for another node."""
-    begins = 4 * skip if start == -2 else start
-    asked = client.surveying(request, path(client)[skip:], start=begins)
+    asked = client.surveying(request, path(client)[skip:])
     assert client.rig.later(asked) is None
     return asked
 
@@ -84,24 +83,59 @@ def test_a_path_that_begins_inside_a_prompt_is_looked_for_from_there(
     assert nodes.pull("a") == 4
 
 
-def test_a_wrong_start_finds_nothing(nodes: Nodes, here: Client, there: Client) -> None:
+@pytest.mark.parametrize("shift", [4, -12, 2])
+@pytest.mark.parametrize("which", [0, 1])
+def test_records_that_do_not_agree_on_where_the_path_stands_are_not_believed(
+    nodes: Nodes, here: Client, there: Client, shift: int, which: int
+) -> None:
     saved(there, 16)
     nodes.gossip("b")
-    asked = waiting(here, skip=2, start=4)
-    nodes.locate("a")
-    assert found(here, asked) == NOTHING
+    asked = waiting(here, skip=2)
+    (question,) = here_asked(nodes)
+    answer = nodes.ask("a", question)
+    assert answer is not None
+    wrong = list(answer.records)
+    wrong[which] = moved(wrong[which], shift)
+    nodes.answer("a", question.job, ccm.Located(8, wrong))
+    assert found(here, asked)[1] in {b"", b"\0"}, "no state"
     assert here.rig.count("peer_asked", "failed") == 1
-    assert here.rig.take(ccm.Pull) == []
 
 
-def test_who_does_not_say_where_a_path_begins_hears_of_this_node_only(
-    nodes: Nodes, here: Client, there: Client
-) -> None:
-    saved(there, 8)
+def test_what_is_held_says_where_a_path_stands(nodes: Nodes, here: Client, there: Client) -> None:
+    """And a node that says otherwise is not believed, even if all it says agrees."""
+    here.save("kv", here.offers(here.chain(TOKENS), 12, parts=["kv"]))
+    saved(there, 16)
     nodes.gossip("b")
-    unsaid = here.surveying("s", path(here), start=-1)
-    assert here.rig.ask(unsaid, cm.Surveyed).held == NOTHING
-    assert here.rig.take(ccm.Locate) == []
+    asked = waiting(here, skip=2)
+    (question,) = here_asked(nodes)
+    answer = nodes.ask("a", question)
+    assert answer is not None
+    shifted = [moved(record, 4) for record in answer.records]
+    nodes.answer("a", question.job, ccm.Located(8, shifted))
+    assert found(here, asked) == [b"\1", b"\0", b"\0"]
+    assert started(here, asked) == 8
+
+
+def moved(record: Record, by: int) -> Record:
+    fields = {name: getattr(record, name) for name in record.__slots__}
+    start = record.start if record.key.part != "kv" else max(0, record.start + by)
+    return Record(**{**fields, "start": start, "end": record.end + by})
+
+
+def started(client: Client, asked: ev.SurveyAsked) -> int:
+    answer = client.rig.answers[client.session, asked.call]
+    assert isinstance(answer, cm.Surveyed)
+    return answer.start
+
+
+def test_where_a_path_stands_is_told(nodes: Nodes, here: Client, there: Client) -> None:
+    saved(there, 16)
+    nodes.gossip("b")
+    asked = waiting(here, skip=2)
+    nodes.locate("a")
+    assert started(here, asked) == 8
+    nothing = here.surveying("n", [bytes(32)])
+    assert here.rig.ask(nothing, cm.Surveyed).start == -1
 
 
 def test_only_what_is_deeper_is_asked_for(nodes: Nodes, here: Client, there: Client) -> None:

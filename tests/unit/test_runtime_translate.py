@@ -63,8 +63,8 @@ CASES: list[tuple[Spoken, events.Event]] = [
         ),
     ),
     (
-        surveying.Survey(18, "r", "l", "s", D + D[::-1], ["native", "x"], 500, 6),
-        events.SurveyAsked(7, 18, "r", "l", "s", [D, D[::-1]], ("native", "x"), 100.5, 6),
+        surveying.Survey(18, "r", "l", "s", D + D[::-1], ["native", "x"], 500),
+        events.SurveyAsked(7, 18, "r", "l", "s", [D, D[::-1]], ("native", "x"), 100.5),
     ),
     (
         sharing.Push(19, "r", "l", "s", D + D[::-1], 8, ["native", "x"], True, "b", 500),
@@ -147,7 +147,7 @@ ANSWERS: list[tuple[commands.ReplyBody, wire.Reply]] = [
         commands.Planned(8, False, 4, [PIECE], [9], [events.Tail(6, D, D)], "why"),
         wire.Planned(5, 8, False, 4, [PIECE], [9], [wire.Tail(6, D, D)], "why"),
     ),
-    (commands.Surveyed([b"\1", b"\0"]), surveying.Surveyed(5, [b"\1", b"\0"])),
+    (commands.Surveyed([b"\1", b"\0"], 8), surveying.Surveyed(5, [b"\1", b"\0"], 8)),
     (commands.Loaded(4, [PIECE], ""), wire.Loaded(5, 4, [PIECE], "")),
     (
         commands.Reserved(

@@ -184,50 +184,53 @@ def test_keys_are_digests_or_nothing() -> None:
 
 def test_retries_of_a_look_up_are_one_request() -> None:
     requests = Requests()
-    first = requests.asking(0, ["j", "k"], 10.0)
-    assert requests.asking(0, ["j", "k"], 10.0 + RETRY_S / 2) == first
-    assert requests.asking(1, ["k"], 10.0 + RETRY_S) == first
-    later = requests.asking(0, ["j", "k"], 10.0 + 3 * RETRY_S)
+    first = requests.asking(["j", "k"], 10.0)
+    assert requests.asking(["j", "k"], 10.0 + RETRY_S / 2) == first
+    assert requests.asking(["k"], 10.0 + RETRY_S) == first
+    later = requests.asking(["j", "k"], 10.0 + 3 * RETRY_S)
     assert later != first
-    assert requests.asking(0, ["other"], 10.0) not in {first, later}
+    assert requests.asking(["other"], 10.0) not in {first, later}
 
 
 def test_a_save_is_of_the_request_that_missed_it() -> None:
     requests = Requests()
-    requests.missed("one", 2, ["c", "d"])
-    requests.missed("two", 1, ["x"])
+    requests.missed("one", ["c", "d"], 2)
+    requests.missed("two", ["x"])
     assert requests.saving(["a", "b"], ["c"]) == "one"
     assert requests.saving(["a", "b"], ["c", "d", "e"]) == "one"
     assert requests.saving(["a", "b", "c", "d", "e"], ["f"]) == "one"  # Generated after it.
     assert requests.saving(["a"], ["x"]) == "two"
     unasked = requests.saving([], ["q"])
-    requests.missed(unasked, 0, ["q"])
+    requests.missed(unasked, ["q"])
     assert requests.saving(["q"], ["r"]) == unasked != requests.saving([], ["s"])
 
 
 def test_where_pages_stand() -> None:
     requests = Requests()
-    requests.missed("one", 2, ["c", "d"])
-    requests.asking(7, ["h", "i"], 1.0)
-    requests.asking(8, ["i", "j"], 1.0)
+    requests.missed("one", ["c", "d"], 2)
+    requests.stands(7, ["h", "i"])
+    requests.stands(8, ["i", "j"])
+    requests.missed("two", ["y"])
+    requests.missed("two", ["d"])  # It is gone from the node, and stands where it stood.
     assert [requests.position(key) for key in "cdhij"] == [2, 3, 7, 8, 9]
     assert requests.position("z") is None
+    assert requests.position("y") is None, "missed, and nobody knows where it stands"
 
 
 def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiercache_sglang.paths.REQUESTS_MAX", 2)
     monkeypatch.setattr("tiercache_sglang.paths.PAGES_MAX", 2)
     requests = Requests()
-    first = [requests.asking(0, [key], 10.0) for key in "abc"]
-    assert requests.asking(0, ["a"], 10.0) == first[0]  # Forgotten, and so counted from the start.
+    first = [requests.asking([key], 10.0) for key in "abc"]
+    assert requests.asking(["a"], 10.0) == first[0]  # Forgotten, and so counted from the start.
     assert len(requests._last) == 2
-    requests.missed("one", 0, ["a", "b"])
-    requests.missed("two", 2, ["c", "d", "e"])
+    requests.missed("one", ["a", "b"], 0)
+    requests.missed("two", ["c", "d", "e"], 2)
     assert requests.saving([], ["e"]).startswith("saved/")
     assert requests.saving([], ["b"]).startswith("saved/")
     assert len(requests._pages) == 2
     for number in range(PATHS_MAX + 1):
-        requests.asking(number, [f"path {number}"], 20.0)
+        requests.stands(number, [f"path {number}"])
     assert requests.position("path 0") is None
     assert requests.position("path 1") == 1
 

@@ -61,7 +61,7 @@ PIECE = Piece(0, 0, 1, "native", 0, 4, 0, 4096, 32)
 REPLIES: dict[type, wire.Reply] = {
     wire.Attached: wire.Attached(2, [1 << 20]),
     wire.Planned: wire.Planned(2, 4, True, 4, [PIECE], [4], [wire.Tail(5, b"d", b"b")], ""),
-    surveying.Surveyed: surveying.Surveyed(2, [b"\1\1", b"\0\1"]),
+    surveying.Surveyed: surveying.Surveyed(2, [b"\1\1", b"\0\1"], 0),
     wire.Loaded: wire.Loaded(2, 4, [PIECE], ""),
     wire.Reserved: wire.Reserved(2, [wire.Grant("granted", 1, 0, 4096), wire.Grant("held")]),
     wire.Fetched: wire.Fetched(2, [PIECE, None]),

@@ -120,16 +120,10 @@ class AsyncClient:
         return await self._run(flows.fetching(self._form, request, wanted, scope, wait_s), wait_s)
 
     async def survey(
-        self,
-        request: str,
-        path: bytes,
-        *,
-        scope: Scope = _SCOPE,
-        hold_s: float = 10.0,
-        start: int = -1,
+        self, request: str, path: bytes, *, scope: Scope = _SCOPE, hold_s: float = 10.0
     ) -> Survey:
         """As `Client.survey`."""
-        return await self._run(flows.looking(self._form, request, path, scope, hold_s, start))
+        return await self._run(flows.looking(self._form, request, path, scope, hold_s))
 
     async def clear(self, *, wait_s: float = 10.0) -> Cleared:
         """As `Client.clear`."""

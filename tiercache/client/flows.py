@@ -261,9 +261,7 @@ def fetching(
     return Holding(request, len(asked), "", leased)
 
 
-def looking(
-    form: Form, request: str, path: bytes, scope: Scope, hold_s: float, start: int
-) -> Flow[Survey]:
+def looking(form: Form, request: str, path: bytes, scope: Scope, hold_s: float) -> Flow[Survey]:
     """Ask what is held along a path."""
     form.check_request(request)
     if not path or len(path) % DIGEST_BYTES:
@@ -283,7 +281,6 @@ def looking(
                     path,
                     list(scope.codecs),
                     max(0, int(hold_s * 1000)),
-                    start,
                 ),
             )
             assert isinstance(reply, surveying.Surveyed)
@@ -300,8 +297,8 @@ def looking(
             lease.release()
             raise
     except UnavailableError as fault:
-        return Survey(request, (), str(fault))
-    return Survey(request, tuple(reply.held), "", leased)
+        return Survey(request, (), str(fault), -1)
+    return Survey(request, tuple(reply.held), "", reply.start, leased)
 
 
 def clearing(form: Form) -> Flow[Cleared]:

@@ -145,10 +145,12 @@ class Survey(_Releasing):
 
     `found`: for each part of the layout one byte per block, 1 where the object that ends there is
     held; cut off at the first block where a part that needs all its blocks has none. Empty when the
-    node did not answer; `reason` says why.
+    node did not answer; `reason` says why. `start`: how many tokens come before the path, as what is held
+    on it says; -1 when nothing is.
     """
 
     request: str
     found: tuple[bytes, ...]
     reason: str
+    start: int
     leased: Leased | None = field(default=None, repr=False)

@@ -127,21 +127,14 @@ class Client:
         return self._run(flows.fetching(self._form, request, wanted, scope, wait_s), wait_s)
 
     def survey(
-        self,
-        request: str,
-        path: bytes,
-        *,
-        scope: Scope = _SCOPE,
-        hold_s: float = 10.0,
-        start: int = -1,
+        self, request: str, path: bytes, *, scope: Scope = _SCOPE, hold_s: float = 10.0
     ) -> Survey:
         """Ask what is held along a path, for an engine that chooses the boundary itself and then fetches.
 
-        `path`: digests of consecutive whole blocks, concatenated, from any block on. `start`: how many
-        tokens come before it; only who says so hears of what other nodes have. The node drops nothing of
-        what it found for `hold_s`, or until the survey is released.
+        `path`: digests of consecutive whole blocks, concatenated, from any block on. The node drops
+        nothing of what it found for `hold_s`, or until the survey is released.
         """
-        return self._run(flows.looking(self._form, request, path, scope, hold_s, start))
+        return self._run(flows.looking(self._form, request, path, scope, hold_s))
 
     def clear(self, *, wait_s: float = 10.0) -> Cleared:
         """Drop all objects of this client's namespace (as it attached, without narrowing), whoever

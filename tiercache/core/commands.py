@@ -118,6 +118,7 @@ class Surveyed(_Command, frozen=True):
     """Answers `SurveyAsked`; fields as in the wire message of this name."""
 
     held: list[bytes]
+    start: int
 
 
 class Loaded(_Command, frozen=True):

@@ -50,7 +50,7 @@ class Surveying:
         path = Path(shelf, session, asked)
         deepest = next(resumable(path.layout.parts, path.positions, path.flags), -1)
         boundary = path.positions[deepest] if deepest >= 0 else 0
-        if asks_others and self._ask(session, shelf, asked, boundary, now):
+        if asks_others and self._ask(session, path, asked, boundary, now):
             return  # `reached` goes on.
         name = session.scoped(shelf, asked.request)
         same = 0
@@ -65,23 +65,24 @@ class Surveying:
         for segment in {item.nvme.segment for item in needed if item.nvme is not None}:
             books.log.touch(segment)
         self._filling.start(absent)
-        books.reply(session.number, asked.call, Surveyed(path.flags))
+        books.reply(session.number, asked.call, Surveyed(path.flags, path.start))
 
     def _ask(
-        self, session: Session, shelf: Shelf, asked: SurveyAsked, boundary: int, now: float
+        self, session: Session, path: "Path", asked: SurveyAsked, boundary: int, now: float
     ) -> bool:
         """Ask another node, once for all ranks of a request; True when the survey waits for it."""
-        if asked.start < 0 or not self._reach.is_open:
+        if not self._reach.is_open:
             return False
+        shelf, layout, start = path.shelf, path.layout, path.start
 
         def whole() -> int:
-            assert shelf.layout is not None
-            limit = len(asked.digests) * shelf.layout.block_tokens
+            limit = len(asked.digests) * layout.block_tokens
             ranks, codecs = session.ranks, asked.codecs
             sought = Sought(asked.request, asked.digests, limit, ranks, codecs, reshard=False)
-            return asked.start + route_of(shelf, shelf.layout, sought).whole(session)
+            held = route_of(shelf, layout, sought).whole(session)
+            return start + held if held else 0
 
-        question = Question(asked, shelf, asked.digests, asked.start, boundary, whole)
+        question = Question(asked, shelf, asked.digests, start, boundary, whole)
         return self._reach.ask_once(session, question, now)
 
     def reached(self, asked: SurveyAsked, now: float) -> None:
@@ -147,7 +148,7 @@ class Path:
 
     def __init__(self, shelf: Shelf, session: Session, asked: SurveyAsked) -> None:
         assert shelf.layout is not None
-        self.layout = shelf.layout
+        self.shelf, self.layout = shelf, shelf.layout
         step = self.layout.block_tokens
         self._bits: list[list[int]] = []  # By part, of the slots that will do, the client's first.
         for part in self.layout.parts:
@@ -173,6 +174,16 @@ class Path:
         del self.entries[depth:]
         self.flags = [flags[:depth] for flags in self.flags]
         self.positions = range(step, (depth + 1) * step, step)
+
+    @property
+    def start(self) -> int:
+        """How many tokens come before the path, as what is held on it says; -1 when nothing is."""
+        said = (
+            item.end - position
+            for entry, position in zip(self.entries, self.positions, strict=True)
+            for item in entry.items.values()
+        )
+        return max(-1, next(said, -1))
 
     def needed(self, position: int) -> list[Item]:
         """Return the objects that a boundary rests on, shallow first; none for -1."""

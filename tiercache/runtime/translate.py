@@ -63,10 +63,10 @@ def to_event(message: Spoken, caller: Caller, now: float) -> events.Event:
             ]
             until = _deadline(now, wait_ms)
             return events.FetchAsked(session, call, request, lora, salt, names, until)
-        case surveying.Survey(call, request, lora, salt, chain, codecs, hold_ms, start):
+        case surveying.Survey(call, request, lora, salt, chain, codecs, hold_ms):
             until = _deadline(now, hold_ms)
             return events.SurveyAsked(
-                session, call, request, lora, salt, _digests(chain), tuple(codecs), until, start
+                session, call, request, lora, salt, _digests(chain), tuple(codecs), until
             )
         case wire.Load(call, request, lora, salt, boundary, digest, wait_ms):
             until = _deadline(now, wait_ms)
@@ -268,8 +268,8 @@ def to_reply(call: int, body: commands.ReplyBody, telling: Callable[[], Telling]
             return _planned(call, body)
         case commands.Fetched(pieces):
             return wire.Fetched(call, pieces)
-        case commands.Surveyed(held):
-            return surveying.Surveyed(call, held)
+        case commands.Surveyed(held, start):
+            return surveying.Surveyed(call, held, start)
         case commands.Pushed() | Places():
             return _shared(call, body)
         case commands.Loaded(boundary, pieces, reason):

@@ -69,7 +69,7 @@ class Shelf:
                 return wire.Fetched(call, [self.objects.get(name) for name in names])
             case surveying.Survey(call):
                 self.leases.add(request.request)
-                return surveying.Surveyed(call, self._survey(request))
+                return surveying.Surveyed(call, *self._survey(request))
             case wire.Clear(call):
                 count = len(self.objects)
                 self.objects.clear()
@@ -111,14 +111,21 @@ class Shelf:
             plan.call, boundary, boundary > 0, boundary, pieces, [plan.tokens], candidates, reason
         )
 
-    def _survey(self, survey: surveying.Survey) -> list[bytes]:
+    def _survey(self, survey: surveying.Survey) -> tuple[list[bytes], int]:
         blocks = [survey.chain[at : at + 32] for at in range(0, len(survey.chain), 32)]
         parts = range(len(self.layout.parts))
         rows = [bytes([self._name(part, at) in self.objects for at in blocks]) for part in parts]
         whole = [row.find(0) for row, part in zip(rows, self.layout.parts, strict=True)
                  if part.window is None]  # fmt: skip
         depth = min((gap for gap in whole if gap >= 0), default=len(blocks))
-        return [row[:depth] for row in rows]
+        block = self.layout.block_tokens
+        said = (
+            self.objects[self._name(part, at)].end - number * block
+            for number, at in enumerate(blocks[:depth], 1)
+            for part in parts
+            if self._name(part, at) in self.objects
+        )
+        return [row[:depth] for row in rows], next(said, -1)
 
     def _name(self, part: int, digest: bytes) -> Name:
         return (part, 0, self.layout.parts[part].units, "native", digest)

@@ -91,9 +91,7 @@ class TierCacheStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Return every prefix of `keys` that can be restored on this rank, and keep what they need."""
-        hits = self._guarded(
-            "exists", NO_HITS, partial(self._look_up, keys, pool_transfers or (), extra_info)
-        )
+        hits = self._guarded("exists", NO_HITS, partial(self._look_up, keys, pool_transfers or ()))
         if hits is NO_HITS:  # Nothing is known: SGLang is to believe what it believed.
             return PoolTransferResult(0, {}, [])
         pools = {PoolName.KV: hits.kv} | {
@@ -105,19 +103,14 @@ class TierCacheStorage(HiCacheStorage):
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
         """Return how many leading pages of `keys` are held, and keep them."""
-        look_up = partial(self._look_up, keys, (), extra_info)
+        look_up = partial(self._look_up, keys, ())
         return self._guarded("exists", NO_HITS, look_up).longest
 
     def exists(self, key: str) -> bool:
         """Return whether one page is held."""
         return self.batch_exists([key]) == 1
 
-    def _look_up(
-        self,
-        keys: list[str],
-        transfers: Sequence[PoolTransfer],
-        extra_info: HiCacheStorageExtraInfo | None,
-    ) -> Hits:
+    def _look_up(self, keys: list[str], transfers: Sequence[PoolTransfer]) -> Hits:
         store = self._store
         if store is None:
             return NO_HITS
@@ -137,8 +130,7 @@ class TierCacheStorage(HiCacheStorage):
                     windows[name] = EVERY_PAGE
                 case other:
                     raise LayoutError(f"hit policy {other} of pool {name!r} is not known")
-        before: list[str] = (extra_info.prefix_keys if extra_info is not None else None) or []
-        return store.look_up(before, keys, pools, windows)
+        return store.look_up(keys, pools, windows)
 
     # --- pages of KV
 

@@ -58,13 +58,12 @@ class Requests:
 
     def __init__(self) -> None:
         self._last: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._pages: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        self._pages: OrderedDict[str, tuple[str, int | None]] = OrderedDict()
         self._asked: deque[tuple[int, Sequence[str]]] = deque(maxlen=PATHS_MAX)
         self._unasked = 0
 
-    def asking(self, first: int, keys: Sequence[str], now: float) -> str:
-        """Return the name of the request that asks at `now` (seconds) for a path; `first` pages come
-        before it."""
+    def asking(self, keys: Sequence[str], now: float) -> str:
+        """Return the name of the request that asks at `now` (seconds) for a path."""
         key = keys[-1]
         count, at = self._last.pop(key, (0, -RETRY_S))
         if now - at >= RETRY_S:
@@ -72,13 +71,18 @@ class Requests:
         self._last[key] = (count, now)
         if len(self._last) > REQUESTS_MAX:
             self._last.popitem(last=False)
-        self._asked.append((first, keys))
         return f"{key}/{count}"
 
-    def missed(self, name: str, first: int, keys: Sequence[str]) -> None:
-        """That request will compute these pages, or has; `first` pages come before them."""
-        for at, key in enumerate(keys[:PAGES_MAX], first):
-            self._pages[key] = (name, at)
+    def stands(self, first: int, keys: Sequence[str]) -> None:
+        """This many pages come before a path."""
+        self._asked.append((first, keys))
+
+    def missed(self, name: str, keys: Sequence[str], first: int | None = None) -> None:
+        """That request will compute these pages, or has; `first` pages come before them, if it is known
+        how many."""
+        for number, key in enumerate(keys[:PAGES_MAX]):
+            _, known = self._pages.pop(key, ("", None))
+            self._pages[key] = (name, known if first is None else first + number)
         while len(self._pages) > PAGES_MAX:
             self._pages.popitem(last=False)
 
@@ -95,10 +99,10 @@ class Requests:
         return name
 
     def position(self, key: str) -> int | None:
-        """Return how many pages come before a page, if it was looked up or saved not long ago."""
-        known = self._pages.get(key)
+        """Return how many pages come before a page, if it was saved or found not long ago."""
+        _, known = self._pages.get(key, ("", None))
         if known is not None:
-            return known[1]
+            return known
         for first, keys in reversed(self._asked):
             if key in keys:
                 return first + keys.index(key)

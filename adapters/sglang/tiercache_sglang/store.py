@@ -52,6 +52,7 @@ class Pace:
 
     `exact_prefixes`: whether what SGLang says to come before a state's page really ends there. Without a
     host cache of its own (`buffer_only`), SGLang 0.5.23 names what comes before the state's node instead.
+    What it says to come before a look-up is never believed: the last node before it is left out.
     """
 
     wait_s: float
@@ -84,31 +85,23 @@ class Store:
 
     def look_up(
         self,
-        before: Sequence[str],
         keys: Sequence[str],
         pools: Mapping[str, Sequence[str]],
         windows: Mapping[str, int | None],
     ) -> Hits:
-        """Return which prefixes of `keys`, which come after `before`, can be restored; see `hits_of`. What
-        they need is kept."""
+        """Return which prefixes of `keys` can be restored; see `hits_of`. What they need is kept."""
         self.figures.add("look_up")
         path = path_of(keys)
         if path is None or not keys:
             return NO_HITS
         with self._lock:
-            name = self._requests.asking(len(before), keys, monotonic())
+            name = self._requests.asking(keys, monotonic())
         surveys: list[Survey] = []
         found: list[bytes] = [b""] * len(self.layout.parts)
         for start in range(0, len(keys), SURVEY_PAGES_MAX):
             piece = path[start * DIGEST_BYTES : (start + SURVEY_PAGES_MAX) * DIGEST_BYTES]
             part = f"{name}/{start}" if start else name
-            survey = self.client.survey(
-                part,
-                piece,
-                scope=self._scope,
-                hold_s=self._pace.hold_s,
-                start=(len(before) + start) * self.layout.block_tokens,
-            )
+            survey = self.client.survey(part, piece, scope=self._scope, hold_s=self._pace.hold_s)
             if survey.reason:
                 self._fault(survey.reason)
                 if not surveys:
@@ -119,12 +112,20 @@ class Store:
             there = len(survey.found[0])
             if there * DIGEST_BYTES < len(piece):
                 with self._lock:
-                    self._requests.missed(part, len(before) + start + there, keys[start + there :])
+                    self._requests.missed(part, keys[start + there :])
                 break
+        self._learn(surveys, keys)
         hits = hits_of(self.layout, found, pools, windows)
         self.figures.add("hit_pages" if hits.longest else "missed_calls", hits.longest or 1)
         self._keep(surveys, keys[hits.longest - 1] if hits.longest else "")
         return hits
+
+    def _learn(self, surveys: Sequence[Survey], keys: Sequence[str]) -> None:
+        """Remember where the path stands, if the node knows."""
+        first, rest = divmod(surveys[0].start, self.layout.block_tokens)
+        if first >= 0 and not rest:
+            with self._lock:
+                self._requests.stands(first, keys)
 
     def _keep(self, surveys: Sequence[Survey], key: str) -> None:
         """Keep what was found until the state or page `key` is read; "" when nothing will be."""
@@ -261,11 +262,10 @@ class Store:
 
     def _position(self, before: Sequence[str], keys: Sequence[str]) -> int | None:
         """Return how many pages come before a state's page, None when nobody knows."""
+        if self._pace.exact_prefixes:
+            return len(before)
         with self._lock:
-            known = self._requests.position(keys[0]) if keys else None
-        if known is not None:
-            return known
-        return len(before) if self._pace.exact_prefixes else None
+            return self._requests.position(keys[0]) if keys else None
 
     def _save(
         self, before: Sequence[str], keys: Sequence[str], first: int, blobs: Sequence[Blob]
@@ -278,7 +278,7 @@ class Store:
         chain = GivenChain(path, self.layout.block_tokens, first)
         with self._lock:
             request = self._requests.saving(before, keys)
-            self._requests.missed(request, first, keys)
+            self._requests.missed(request, keys, first)
         saved = self.client.save(request, chain, blobs)
         nbytes = sum(piece.nbytes for blob in blobs for piece in (blob.data, *blob.more))
         self.figures.moved("set", saved.stored, nbytes if saved.stored else 0, monotonic() - began)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engines.sglang.children import CHILD_S, Child, start_child
 from tests.engines.sglang.restoring import TOKENS
-from tests.engines.sglang.shapes import shapes
+from tests.engines.sglang.shapes import Shape, shapes
 from tests.engines.sglang.trees import Rank, Restored, Tree, restored_in
 from tiercache.testing.nodes import NodeProcess
 
@@ -31,6 +31,34 @@ def test_another_process_restores_bit_by_bit(
         for shape in shapes()
     }
     assert restored_in(results) == expected
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("memory", ["cache", "buffer_only"])
+@pytest.mark.parametrize("core", ["rust", "python"])
+def test_a_later_turn_is_saved_where_it_stands(
+    node: NodeProcess, core: str, memory: str, request: pytest.FixtureRequest
+) -> None:
+    """What SGLang 0.5.23 says to come before a look-up leaves out the last node before it."""
+    tree = Tree(Shape(core, memory=memory), Rank(str(node.socket)))
+    request.addfinalizer(tree.close)
+    for seed, stops in ((1, (8, 16, 32)), (2, (4, 8, 32))):
+        before = 0
+        for stop in stops:
+            assert tree.prefetch(seed, stop, beyond=before) == 0
+            tree.compute(seed, stop)
+            tree.settle()
+            before = stop
+        tree.forget()
+        assert tree.stops(seed, stops[-1]) == [stop // tree.shape.page for stop in stops]
+        if memory == "cache":
+            assert tree.restore(seed, stops[-1]) == Restored(32, 32, 32, True, True)
+        else:  # A scheduler brings it to the device; the servers' tests have one.
+            assert tree.prefetch(seed, stops[-1]) == 32
+        tree.forget()
+    counts = tree.backend.figures.counts()
+    assert counts["states_stored"] == counts["states_offered"] == 6
+    assert not any(name.startswith("faults") for name in counts), counts
 
 
 @pytest.mark.timeout(400)

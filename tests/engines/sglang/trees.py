@@ -183,8 +183,9 @@ class Tree:
             self.cache.check_hicache_events()
             pending = self.cache.ongoing_backup or self.cache.ongoing_write_through
             pipeline = self.cache.buffer_pipeline
-            if pipeline is not None:
-                pending = pending or pipeline.ongoing_backup
+            if pipeline is not None:  # Writes states when it is told, after the KV.
+                self.cache.flush_pending_backups()
+                pending = pending or not pipeline.is_idle()
             return not pending and self.controller.backup_queue.empty()
 
         wait_until(done, "backups")
@@ -210,6 +211,8 @@ class Tree:
             match = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
             assert match.device_prefix_len == beyond
             node = match.last_host_node
+            if self.cache.is_root(node):  # Without a host cache; as SGLang's scheduler does.
+                node = match.last_device_node
         self.cache.prefetch_from_storage(
             handle,
             node,

@@ -1,7 +1,7 @@
 """Plans and surveys that wait for what another node says."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tiercache.core.books import Books, Session
@@ -13,6 +13,7 @@ from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.pulling import Pulling, fits
 from tiercache.core.events import PlanAsked, SurveyAsked
 from tiercache.core.sights import Request
+from tiercache.state import Record
 
 Asked: TypeAlias = PlanAsked | SurveyAsked
 
@@ -20,8 +21,9 @@ Asked: TypeAlias = PlanAsked | SurveyAsked
 class Question(NamedTuple):
     """What a call would like to know of another node: whether a path leads deeper than `boundary`.
 
-    `digests`: of consecutive whole blocks, which `start` tokens come before; `boundary` counts from there.
-    `whole()` says how many tokens are held here without a gap, by all ranks, those before included.
+    `digests`: of consecutive whole blocks, which `start` tokens come before, -1 when nobody knows;
+    `boundary` counts from there. `whole()` says how many tokens of the prompt need not be sent, since all
+    ranks have them.
     `source`: a node to ask whatever it has told.
     """
 
@@ -148,8 +150,11 @@ class Reach:
         held = self._held.pop(event.job, None)
         if held is None:
             return []
-        shelf, layout, start = held.shelf, held.shelf.layout, held.start
+        shelf, layout = held.shelf, held.shelf.layout
         assert layout is not None
+        start = held.start
+        if start < 0:
+            start = _start(event.records, held.digests, layout.block_tokens)
         deepest = min(event.boundary, len(held.digests) * layout.block_tokens)
         sound = [
             record
@@ -201,3 +206,10 @@ class Reach:
         assert set(waiting) <= self._books.sessions.keys()
         assert all(held.asked for held in self._held.values()), "a question of nobody"
         assert len(self._recent) <= self._books.limits.surveys_max
+
+
+def _start(records: Sequence[Record], digests: Sequence[bytes], step: int) -> int:
+    """Return how many tokens come before a path, as the first record on it says."""
+    at = {digest: number * step for number, digest in enumerate(digests, 1)}
+    said = (record.end - at[record.key.digest] for record in records if record.key.digest in at)
+    return max(0, next(said, 0))

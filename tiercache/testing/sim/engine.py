@@ -151,7 +151,7 @@ class Engine:
         if digests:
             hold_until = self.node.now + rng.choice((0.0, 5.0))
             asked = ev.SurveyAsked(
-                session, self.call(), survey, lora, salt, digests, (NATIVE,), hold_until, 0
+                session, self.call(), survey, lora, salt, digests, (NATIVE,), hold_until
             )
             (seen,) = yield [asked]
             if isinstance(seen, cm.Surveyed):

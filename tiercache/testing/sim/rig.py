@@ -309,7 +309,7 @@ class Client:
         )
 
     def surveying(
-        self, request: str, digests: Sequence[bytes], hold_s: float = 10.0, start: int = 0
+        self, request: str, digests: Sequence[bytes], hold_s: float = 10.0
     ) -> ev.SurveyAsked:
         """Return the event that surveys a path."""
         until = self.rig.now + hold_s
@@ -322,7 +322,6 @@ class Client:
             list(digests),
             self.codecs,
             until,
-            start,
         )
 
     def survey(self, request: str, digests: Sequence[bytes], hold_s: float = 10.0) -> list[bytes]:
