@@ -300,7 +300,7 @@ def test_a_route_without_hits_is_short(rig: Rig) -> None:
     client.save("s", client.offers(chain, 8))
     client.plan("r", chain)
     client.plan("q", client.chain([9] * 20))
-    routes = rig.machine._planning._routes.values()
+    routes = rig.machine._planning._routes._routes.values()
     assert [route.positions for route in routes] == [[4, 8], []]
 
 

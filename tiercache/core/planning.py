@@ -1,6 +1,5 @@
 """Where a request can resume: planning, loading and fetching."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
 
@@ -11,9 +10,9 @@ from tiercache.core.cluster.reach import Question, Reach
 from tiercache.core.commands import Fetched, Loaded, Planned, Refused
 from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked, Tail
 from tiercache.core.filling import Filling
-from tiercache.core.losses import Depths, abort, check_tokens, note, settle
+from tiercache.core.losses import Depths, check_tokens, note, settle
 from tiercache.core.route import Route
-from tiercache.core.sights import Request
+from tiercache.core.routes import Routes
 from tiercache.core.waits import Wait, Waits
 from tiercache.core.worth import Worth
 from tiercache.core.writeback import WriteBack
@@ -37,8 +36,7 @@ class Planning:
         self.advising = self._advising = advising
         self._worth = Worth(books)
         self._reach = reach
-        self._routes: OrderedDict[Request, Route] = OrderedDict()
-        self._asked: dict[int, dict[str, set[Request]]] = {}  # Session -> its name -> routes.
+        self._routes = Routes(books, advising)
         self._waits = Waits(books.limits.waiting_max)
 
     def __len__(self) -> int:
@@ -47,16 +45,7 @@ class Planning:
 
     def check(self) -> None:
         """Raise AssertionError if routes and the sessions that take part in them disagree."""
-        asked = {
-            (number, name)
-            for number, requests in self._asked.items()
-            for request, names in requests.items()
-            for name in names
-            if name[2] == request
-        }
-        routes = {(n, name) for name, route in self._routes.items() for n in route.sessions}
-        assert asked == routes, "who asked for what"
-        assert {number for number, _ in asked} <= self._books.sessions.keys()
+        self._routes.check()
         self._waits.check()
         check_tokens(self._books.counters)
 
@@ -78,7 +67,7 @@ class Planning:
         alone = route.sessions <= {session.number}
         limit = asked.limit if alone else min(asked.limit, route.decided)
         # What the request leased before stays leased: somebody may still read it.
-        self._join(session, shelf, asked.request, route)
+        self._routes.join(session, shelf, asked.request, route)
         route.walk(asked, limit)
         _mention(books, shelf, asked.tails)
         self._writeback.consider_all(route.entries, route.way)
@@ -161,34 +150,19 @@ class Planning:
 
     def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> tuple[Route, Advice]:
         """Return the request's route, and what is known of it; its sights are counted."""
-        books = self._books
+        route = self._routes.open(session, shelf, asked.request)
         name = session.scoped(shelf, asked.request)
-        route = self._routes.get(name)
-        if route is not None and route.shelf is not shelf:
-            self._end(name)  # The namespace was empty, and made room for others meanwhile.
-            route = None
-        if route is None:
-            if len(self._routes) >= books.limits.plans_max:
-                self._end(next(iter(self._routes)))
-            assert shelf.layout is not None
-            route = self._routes[name] = Route(shelf, shelf.layout)
         return route, self._advising.meet(name, asked, route.layout.block_tokens)
-
-    def _join(self, session: Session, shelf: Shelf, request: str, route: Route) -> None:
-        """The session takes part in a request, until it releases it or ends."""
-        route.sessions.add(session.number)
-        names = self._asked.setdefault(session.number, {}).setdefault(request, set())
-        names.add(session.scoped(shelf, request))
 
     # --- load
 
     def load(self, session: Session, shelf: Shelf, asked: LoadAsked, now: float) -> None:
         """Answer when the session's objects of a planned request are in memory."""
-        route = self._routes.get(session.scoped(shelf, asked.request))
+        route = self._routes.find(session, shelf, asked.request)
         if route is None or not route.leads_to(asked.boundary, asked.digest):
             self._books.reply(session.number, asked.call, Loaded(0, [], "not_planned"))
             return
-        self._join(session, shelf, asked.request, route)
+        self._routes.join(session, shelf, asked.request, route)
         route.cut(min(route.decided, asked.boundary))
         wanted = route.chosen(session, route.deepest_known(), all_ranks=route.all_ranks)
         # Leased before room is made for the others: making room must not drop it.
@@ -198,8 +172,7 @@ class Planning:
 
     def _conclude_load(self, session: Session, asked: LoadAsked, now: float) -> None:
         shelf = self._books.shelf_of(session, asked.lora, asked.salt)
-        name = session.scoped(shelf, asked.request) if shelf is not None else None
-        route = self._routes.get(name) if name is not None else None
+        route = self._routes.find(session, shelf, asked.request) if shelf is not None else None
         if route is None or not route.leads_to(asked.boundary, asked.digest):
             self._books.reply(session.number, asked.call, Loaded(0, [], "released"))
             return
@@ -293,41 +266,18 @@ class Planning:
 
     def release(self, session: Session, request: str) -> None:
         """The session is done with a request; the last one ends it."""
-        asked = self._asked.get(session.number, {})
-        for name in asked.pop(request, ()):
-            self._leave(session, name)
-
-    def _leave(self, session: Session, name: Request) -> None:
-        route = self._routes[name]
-        route.sessions.remove(session.number)
-        if not route.sessions:
-            self._end(name)
+        self._routes.release(session, request)
 
     def close(self, session: Session) -> None:
         """The session is gone: none of its calls is answered any more."""
         self._waits.close(session.number)
-        for names in self._asked.pop(session.number, {}).values():
-            for name in names:
-                self._leave(session, name)
+        self._routes.close(session)
 
     def forget(self, shelf: Shelf) -> None:
         """A namespace is cleared: what was planned in it is void."""
-        for name, route in list(self._routes.items()):
-            if route.shelf is shelf:
-                self._end(name)
+        self._routes.forget(shelf)
         self._advising.forget(shelf.digest)
         self._books.passage.forget(shelf)
-
-    def _end(self, name: Request) -> None:
-        route = self._routes.pop(name)
-        for number in route.sessions:
-            asked = self._asked[number]
-            asked[name[2]].discard(name)
-            if not asked[name[2]]:
-                del asked[name[2]]
-        abort(self._books.counters, route)
-        settle(self._books.counters, route)
-        self._advising.release(name)
 
 
 def _mention(books: Books, shelf: Shelf, tails: Iterable[Tail]) -> None:
