@@ -10,6 +10,7 @@ from tiercache.core.cluster.commands import (
     Agree,
     Agreed,
     Announce,
+    Deposit,
     Lent,
     Locate,
     Located,
@@ -311,4 +312,5 @@ Command = (
     | Pull
     | Agree
     | Announce
+    | Deposit
 )

@@ -68,6 +68,10 @@ class Clustering(msgspec.Struct, frozen=True):
     `names_max` boundaries of this node are told to others, `name_changes_max` changes remembered for
     them; with `tells_routers` also where there are no other nodes. A plan waits `peer_answer_s_max` at
     most for what another node says. Who asks where a prompt could be resumed is told `places_max` others.
+
+    `pool`: there is one, and a plan waits `pool_answer_s_max` for it. The resumes of `resumes_max`
+    boundaries are counted; one that was resumed `deposit_resumes_min` times goes there. `deposits_max` are
+    on their way at once, and take `deposit_share_max` of host memory at most.
     """
 
     peers_max: int = 0
@@ -85,6 +89,12 @@ class Clustering(msgspec.Struct, frozen=True):
     lends_max: int = 4096
     lent_objects_max: int = 1_048_576
     places_max: int = 256
+    pool: bool = False
+    pool_answer_s_max: float = 0.5
+    resumes_max: int = 65_536
+    deposit_resumes_min: int = 2
+    deposits_max: int = 4
+    deposit_share_max: float = 0.25
 
 
 class Limits(msgspec.Struct, frozen=True):

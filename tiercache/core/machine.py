@@ -130,6 +130,7 @@ class Machine:
                 | cluster.AnnounceEnded()
                 | cluster.AgreeAsked()
                 | cluster.AgreeEnded()
+                | cluster.Deposited()
             ):
                 self.cluster.take(event, now)
             case _:

@@ -96,8 +96,7 @@ class Planning:
             settle(books.counters, route)
         checkpoints = self._advising.place(advice, session, route, asked, boundary)
         if alone and (asked.tails or not candidates):
-            stops = {*checkpoints, *advice.ends, advice.fork}
-            _pass(books, session, route, asked, stops, now)
+            self._pass(session, route, asked, {*checkpoints, *advice.ends, advice.fork}, now)
         books.reply(
             session.number,
             asked.call,
@@ -111,6 +110,18 @@ class Planning:
                 reason=reason,
             ),
         )
+
+    def _pass(
+        self, session: Session, route: Route, asked: PlanAsked, stops: set[int], now: float
+    ) -> None:
+        """The eviction policies and the pool learn of a request, once, when it is decided."""
+        if route.passed:
+            return
+        route.passed = True
+        name = session.scoped(route.shelf, asked.request)
+        self._books.passage.visited(route.shelf, name, asked, route.decided, stops, now)
+        if asked.care.store:
+            self._reach.deposits.resumed(route, session, route.decided, now)
 
     def _hold(
         self, session: Session, asked: PlanAsked, route: Route, position: int, now: float
@@ -187,6 +198,8 @@ class Planning:
         reason = "" if boundary == route.decided else "lost_or_late"
         route.decided = boundary
         self._books.lease(session.number, asked.request, leased, now)
+        # What came from NVMe could not go to the pool when the request was planned.
+        self._reach.deposits.resumed(route, session, boundary, now, counts=False)
         pieces = _pieces(items)
         self._books.reply(session.number, asked.call, Loaded(boundary, pieces, reason))
 
@@ -289,16 +302,6 @@ def _mention(books: Books, shelf: Shelf, tails: Iterable[Tail]) -> None:
 
 def _at(route: Route, position: int) -> int:
     return route.positions[position] if position >= 0 else 0
-
-
-def _pass(
-    books: Books, session: Session, route: Route, asked: PlanAsked, stops: set[int], now: float
-) -> None:
-    """The eviction policies learn of a request, once, when it is decided."""
-    if not route.passed:
-        route.passed = True
-        name = session.scoped(route.shelf, asked.request)
-        books.passage.visited(route.shelf, name, asked, route.decided, stops, now)
 
 
 def _deepest(route: Route, session: Session) -> tuple[int, int]:

@@ -74,6 +74,15 @@ def recompute_s(shelf: Shelf, tokens: int) -> float:
     return work.flops(tokens) / work.linear / shelf.prefill_tokens_per_s
 
 
+def is_slower(shelf: Shelf, pace: Pace, nbytes: int, tokens: tuple[int, int]) -> bool:
+    """Return whether so many bytes come from elsewhere more slowly than a prompt is computed from the first
+    of these token counts to the second. As long as anything is unknown, they do not."""
+    if not _is_known(shelf, pace):
+        return False
+    here, there = tokens
+    return pace.seconds(nbytes) > recompute_s(shelf, there) - recompute_s(shelf, here)
+
+
 def prefix_bytes(layout: Layout, tokens: int) -> int:
     """Return the native size of all that a boundary rests on, over all shards."""
     total = 0

@@ -54,15 +54,23 @@ class Cluster:
             case ev.FlushesKnown(flushes):
                 for namespace, number in flushes.items():
                     self._books.flushed(namespace, number)
-            case ev.LocateEnded() | ev.Pulled() | ev.AnnounceEnded() | ev.AgreeEnded():
+            case (
+                ev.LocateEnded()
+                | ev.Pulled()
+                | ev.AnnounceEnded()
+                | ev.AgreeEnded()
+                | ev.Deposited()
+            ):
                 self._ended(event, now)
             case _:
                 self._asked(event, now)
 
     def _ended(
-        self, event: ev.LocateEnded | ev.Pulled | ev.AnnounceEnded | ev.AgreeEnded, now: float
+        self,
+        event: ev.LocateEnded | ev.Pulled | ev.AnnounceEnded | ev.AgreeEnded | ev.Deposited,
+        now: float,
     ) -> None:
-        """Something that this node wanted of another one has come to its end."""
+        """Something that this node wanted of another one, or of the pool, has come to its end."""
         match event:
             case ev.LocateEnded():
                 if not self._handing.located(event, now):
@@ -74,6 +82,8 @@ class Cluster:
                     self._planning.reached(asked, now, ends)
             case ev.AnnounceEnded():
                 self._handing.announced(event, now)
+            case ev.Deposited():
+                self._reach.deposits.ended(event, now)
 
     def _asked(
         self,
@@ -145,7 +155,8 @@ class Cluster:
 
     def in_jobs(self) -> Iterator[Item]:
         """Yield each item once for everything here that uses it."""
-        return chain(self._pulling.in_jobs(), self._lending.in_jobs())
+        deposits = self._reach.deposits.in_jobs()
+        return chain(self._pulling.in_jobs(), self._lending.in_jobs(), deposits)
 
     def version_of(self, peer: str) -> int:
         """See `Reach.version`."""
@@ -165,9 +176,15 @@ class Cluster:
         """Return what is known of each other node, by name."""
         return self._reach.peers.known(now)
 
+    def known_pool(self, now: float) -> Known | None:
+        """Return what is known of the pool; None when there is none."""
+        pool = self._reach.peers.pool
+        return Known(len(pool.names), pool.breaker.health(now)) if pool is not None else None
+
     def gauges(self, now: float) -> dict[str, dict[str, float]]:
         """Return what is the case now, by name and label."""
         known, own = self.known(now).values(), self._books.catalog.own
+        pool, deposits = self._reach.peers.pool, self._reach.deposits
         return {
             "peers": {"": float(len(self._reach))},
             "peers_sick": {"": float(sum(each.health == "sick" for each in known))},
@@ -175,6 +192,10 @@ class Cluster:
             "isolated_now": {"": float(self._books.is_isolated(now))},
             "peer_pulls": {"": float(len(self._pulling))},
             "handing_over": {"": float(len(self._handing))},
+            "pool_boundaries": {"": float(len(pool.names) if pool is not None else 0)},
+            "pool_sick": {"": float(pool is not None and pool.breaker.is_sick(now))},
+            "deposits_open": {"": float(len(deposits))},
+            "deposits_paused": {"": float(deposits.is_sick(now))},
         }
 
     def check(self) -> None:

@@ -71,11 +71,25 @@ class Agree(_Command, frozen=True):
 
 
 class Pull(_Command, frozen=True):
-    """Fetch each object from a node into its host extent, and check it. Answer: `Pulled`."""
+    """Fetch each object from a node into its host extent, and check it. `flush`: the number of the last
+    flush of the namespace. Answer: `Pulled`."""
 
     job: int
     peer: str
     boot: str
+    objects: list[tuple[Record, Extent]]
+    flush: int = 0
+
+
+class Deposit(_Command, frozen=True):
+    """Put all that a boundary rests on into the pool, then say there that it is whole. What is there
+    already stays. It belongs to the time after the flush of that number. Answer: `Deposited`."""
+
+    job: int
+    namespace: bytes
+    boundary: int
+    digest: bytes
+    flush: int
     objects: list[tuple[Record, Extent]]
 
 
@@ -104,8 +118,8 @@ class Agreed(_Command, frozen=True):
 class Place(_Command, frozen=True):
     """How deep one node (`node` "": this one) could resume a prompt, and what it takes to do that here.
 
-    `tier` is "host", "nvme" or "coming", "peer" for another node; "" at boundary 0. `nbytes` is what the
-    boundary rests on, over all ranks, and `absent_bytes` of it are not in memory here; `seconds` is how
+    `tier` is "host", "nvme" or "coming", "peer" for another node, "pool" for the pool; "" at boundary 0.
+    `nbytes` is what the boundary rests on, over all ranks, and `absent_bytes` of it are not in memory here; `seconds` is how
     long they take to come, `compute_s` how long the tokens take to compute. -1: not known.
     """
 

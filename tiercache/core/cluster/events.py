@@ -90,6 +90,14 @@ class Pulled(_Event, frozen=True):
     faults: list[Fault | None]
 
 
+class Deposited(_Event, frozen=True):
+    """What became of `Deposit`: None when the boundary can be found in the pool. Nobody reads the
+    objects' memory any more."""
+
+    job: int
+    fault: Fault | None
+
+
 # --- what others ask of this node. `session` is the number of a connection; nothing was attached.
 
 
@@ -221,4 +229,5 @@ ClusterEvent = (
     | AnnounceEnded
     | AgreeAsked
     | AgreeEnded
+    | Deposited
 )

@@ -1,7 +1,7 @@
 """What the other nodes hold, as far as they told, and whom to ask."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tiercache.core.cluster.breaker import Breaker
@@ -9,9 +9,12 @@ from tiercache.core.limits import MIB, Clustering
 from tiercache.core.pace import Pace
 from tiercache.state.names import short
 
+POOL = "/pool"
+"""What the pool is called among the peers: no node has such a name."""
+
 
 class Peer:
-    """One other node: what it told last, and how it does."""
+    """One other node, or the pool: what it told last, and how it does."""
 
     def __init__(self, name: str, bit: int, breaker: Breaker, pace: Pace) -> None:
         self.name = name
@@ -40,9 +43,34 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._at: dict[int, int] = {}  # Short name -> mask of the peers that told it.
         self._free: list[int] = []  # Bits that nobody has.
+        self._bits = 0
+        self.pool = self._new(POOL) if limits.pool else None
+        """It is no node: it neither joins nor leaves, and is not counted."""
+
+    def _new(self, name: str) -> Peer:
+        limits = self._limits
+        breaker = Breaker(limits.peer_failures_max, limits.peer_sick_s, limits.peer_sick_s_max)
+        if not self._free:
+            self._free.append(self._bits)
+            self._bits += 1
+        return Peer(name, self._free.pop(), breaker, Pace(self._sample_bytes_min))
+
+    def teller(self, name: str) -> Peer | None:
+        """Return who tells what it could resume under that name: a member, or the pool."""
+        return self.pool if name == POOL else self._peers.get(name)
+
+    def _all(self) -> Iterator[Peer]:
+        yield from self._peers.values()
+        if self.pool is not None:
+            yield self.pool
 
     def __len__(self) -> int:
         return len(self._peers)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nobody to ask: no other node, and no pool."""
+        return not self._peers and self.pool is None
 
     def __contains__(self, name: str) -> bool:
         return name in self._peers
@@ -67,13 +95,7 @@ class Peers:
             if peer is None:
                 if len(self._peers) >= self._limits.peers_max:
                     continue
-                bit = self._free.pop() if self._free else len(self._peers)
-                limits = self._limits
-                breaker = Breaker(
-                    limits.peer_failures_max, limits.peer_sick_s, limits.peer_sick_s_max
-                )
-                pace = Pace(self._sample_bytes_min)
-                peer = self._peers[name] = Peer(name, bit, breaker, pace)
+                peer = self._peers[name] = self._new(name)
             if peer.boot != boot:  # What an earlier start held may be gone.
                 self._forget(peer)
                 peer.boot = boot
@@ -101,7 +123,7 @@ class Peers:
         self, name: str, version: int, added: list[int], removed: list[int], *, whole: bool
     ) -> None:
         """A peer said what it could resume: all of it, or what changed."""
-        peer = self._peers.get(name)
+        peer = self.teller(name)
         if peer is None:
             return
         if whole:
@@ -129,33 +151,37 @@ class Peers:
             if mask:
                 peers = [
                     peer
-                    for peer in self._peers.values()
+                    for peer in self._all()
                     if mask >> peer.bit & 1 and peer.breaker.may_ask(now)
                 ]
                 if peers:  # The same one is asked for the same prefix, as long as it does well.
-                    return count, sorted(peers, key=lambda peer: _rank(peer.name, digests[0]))
+                    return count, sorted(peers, key=lambda peer: self._order(peer, digests[0]))
         return 0, []
 
+    def _order(self, peer: Peer, digest: bytes) -> tuple[bool, bytes]:
+        """A node's memory is nearer than the pool."""
+        return peer is self.pool, _rank(peer.name, digest)
+
     def depths(self, namespace: bytes, digests: Sequence[bytes]) -> list[tuple[Peer, int]]:
-        """Return every peer that may resume something of `digests`, and how many of them."""
+        """Return every peer, the pool too, that may resume something of `digests`, and how many."""
         found: list[tuple[Peer, int]] = []
         seen = 0
         for count in range(len(digests), 0, -1):
             mask = self._at.get(short(namespace, digests[count - 1]), 0) & ~seen
             if mask:
                 seen |= mask
-                found += [(peer, count) for peer in self._peers.values() if mask >> peer.bit & 1]
+                found += [(peer, count) for peer in self._all() if mask >> peer.bit & 1]
         return found
 
     def check(self) -> None:
         """Raise AssertionError if the table and what the peers told disagree."""
         told: dict[int, int] = {}
-        for peer in self._peers.values():
+        for peer in self._all():
             assert len(peer.names) <= self._limits.peer_names_max
             for name in peer.names:
                 told[name] = told.get(name, 0) | 1 << peer.bit
         assert told == self._at
-        bits = [peer.bit for peer in self._peers.values()]
+        bits = [peer.bit for peer in self._all()]
         assert len(set(bits)) == len(bits)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tiercache.core.books import Books
 from tiercache.core.catalog import Item, Shelf, Status
 from tiercache.core.cluster.commands import Pull
-from tiercache.core.cluster.peers import Peer
+from tiercache.core.cluster.peers import POOL, Peer
 from tiercache.core.events import Tail
 from tiercache.errors import Fault, LayoutError
 from tiercache.state import NATIVE, Extent, Key, Layout, Record
@@ -102,21 +102,23 @@ class Pulling:
         self._jobs[job] = (peer, items)
         peer.breaker.asked()
         peer.pace.started(sum(item.nbytes for item in items), now)
-        self._books.out.append(Pull(job, peer.name, peer.boot, batch))
+        flush = self._books.flush_of(items[0].entry.shelf.digest)
+        self._books.out.append(Pull(job, peer.name, peer.boot, batch, flush))
 
     def ended(self, job: int, faults: Sequence[Fault | None], now: float) -> list[Item]:
         """Take in the outcomes of one `Pull`; return its objects, those that failed included."""
         books = self._books
         peer, items = self._jobs.pop(job)
         assert len(items) == len(faults)
+        whose = "pool" if peer.name == POOL else "peer"
         for item, fault in zip(items, faults, strict=True):
             if fault is not None:
-                books.counters.add("peer_faults", fault.value)
+                books.counters.add(f"{whose}_faults", fault.value)
                 if item.status is Status.SEALED:
                     books.discard(item)
             elif item.status is Status.SEALED:
                 item.host, item.target = item.target, None
-                books.counters.add("peer_read_bytes", amount=item.nbytes)
+                books.counters.add(f"{whose}_read_bytes", amount=item.nbytes)
                 books.catalog.update(item)
         given = [item.nbytes for item, fault in zip(items, faults, strict=True) if fault is None]
         peer.pace.ended(sum(item.nbytes for item in items), sum(given), now)

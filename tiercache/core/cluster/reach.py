@@ -8,11 +8,13 @@ from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Shelf
 from tiercache.core.cluster.agreeing import Agreeing
 from tiercache.core.cluster.commands import Locate
+from tiercache.core.cluster.depositing import Depositing
 from tiercache.core.cluster.events import LocateEnded, MembersSeen, PeerTold
 from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.pulling import Pulling, fits
 from tiercache.core.events import PlanAsked, SurveyAsked
 from tiercache.core.sights import Request
+from tiercache.core.worth import PROBE_EVERY, is_slower
 from tiercache.state import Record
 
 Asked: TypeAlias = PlanAsked | SurveyAsked
@@ -38,7 +40,7 @@ class Question(NamedTuple):
 
 class Held(NamedTuple):
     """Calls that wait, for which path, whom they wait for, and until when. `clears`: how often the shelf
-    had been cleared by then."""
+    had been cleared by then. `boundary`: where a plan could go on without; -1 for a survey."""
 
     asked: list[Asked]
     shelf: Shelf
@@ -47,6 +49,7 @@ class Held(NamedTuple):
     start: int
     peer: Peer
     until: float
+    boundary: int
 
 
 class Reach:
@@ -63,6 +66,8 @@ class Reach:
         self._held: dict[int, Held] = {}
         self.agreeing = Agreeing(books, self._peers)
         self._recent: OrderedDict[Request, int] = OrderedDict()  # Whose question which job is.
+        self._slower = 0
+        self.deposits = Depositing(books, self._peers.pool)
 
     def __len__(self) -> int:
         """Other nodes that are there."""
@@ -74,7 +79,7 @@ class Reach:
 
     def told(self, event: PeerTold) -> None:
         """A node said what it could resume."""
-        peer = self._peers.get(event.peer)
+        peer = self._peers.teller(event.peer)
         if peer is None or peer.boot != event.boot:
             return
         # It may have been told before the node was away, and come after: then what it adds to is gone.
@@ -85,13 +90,15 @@ class Reach:
 
     def version(self, peer: str) -> int:
         """Return up to which version that node's summary is known; -1 when nothing is."""
-        known = self._peers.get(peer)
+        known = self._peers.teller(peer)
         return known.version if known is not None else -1
 
     @property
     def is_open(self) -> bool:
         """Whether there is anybody to ask, and room for a question."""
-        return bool(len(self._peers)) and len(self._held) < self._books.limits.clustering.pulls_max
+        return (
+            not self._peers.is_empty and len(self._held) < self._books.limits.clustering.pulls_max
+        )
 
     def ask_once(self, session: Session, question: Question, now: float) -> bool:
         """Like `ask`, but one question for all ranks and repetitions of a request: who asks while it is
@@ -125,8 +132,13 @@ class Reach:
             return False
         peer, job = peers[0], books.next_job()
         peer.breaker.asked()
-        until = now + books.limits.clustering.peer_answer_s_max
-        self._held[job] = Held([asked], shelf, shelf.clears, digests[:count], start, peer, until)
+        pooled = peer is self._peers.pool
+        limits = books.limits.clustering
+        until = now + (limits.pool_answer_s_max if pooled else limits.peer_answer_s_max)
+        goes_on = boundary if isinstance(asked, PlanAsked) else -1
+        self._held[job] = Held(
+            [asked], shelf, shelf.clears, digests[:count], start, peer, until, goes_on
+        )
         books.out.append(
             Locate(
                 job,
@@ -168,13 +180,30 @@ class Reach:
             held.peer.breaker.failed(now)
         else:
             held.peer.breaker.succeeded()
+        declined = not failed and self._declines(held, event.boundary, sound)
         outcome = "failed" if failed else "found" if sound else "not_found"
-        self._books.counters.add("peer_asked", outcome)
+        self._count(held.peer, "slower" if declined else outcome)
         # What was there before a clear may be on its way until after it.
         current = self._books.catalog.shelves.get(shelf.digest) is shelf
-        if event.fault is None and current and held.clears == shelf.clears:
+        if event.fault is None and current and held.clears == shelf.clears and not declined:
             self.pulling.start(shelf, held.peer, sound, now)
         return held.asked
+
+    def _declines(self, held: Held, boundary: int, records: list[Record]) -> bool:
+        """Return whether it takes longer to fetch these than to compute what they spare. Now and then they
+        are fetched all the same: the way may have become faster."""
+        if held.boundary < 0:
+            return False
+        nbytes = sum(record.nbytes for record in records)
+        tokens = (held.boundary, max(boundary, held.boundary))
+        if not records or not is_slower(held.shelf, held.peer.pace, nbytes, tokens):
+            return False
+        self._slower += 1
+        return self._slower % PROBE_EVERY != 0
+
+    def _count(self, peer: Peer, outcome: str) -> None:
+        name = "pool_asked" if peer is self._peers.pool else "peer_asked"
+        self._books.counters.add(name, outcome)
 
     def tick(self, now: float) -> list[Asked]:
         """Return the calls whose time is up; a node that is late counts as one that failed."""
@@ -183,7 +212,7 @@ class Reach:
         for job in late:
             held = self._held.pop(job)
             held.peer.breaker.failed(now)
-            self._books.counters.add("peer_asked", "late")
+            self._count(held.peer, "late")
             calls += held.asked
         return calls
 
@@ -202,6 +231,7 @@ class Reach:
     def check(self) -> None:
         """Raise AssertionError if the books of this do not add up."""
         self._peers.check()
+        self.deposits.check()
         waiting = [asked.session for held in self._held.values() for asked in held.asked]
         assert set(waiting) <= self._books.sessions.keys()
         assert all(held.asked for held in self._held.values()), "a question of nobody"

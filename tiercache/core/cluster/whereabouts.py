@@ -134,7 +134,7 @@ class Whereabouts:
         return Place(
             peer.name,
             boundary,
-            "peer",
+            "pool" if peer is self._peers.pool else "peer",
             nbytes,
             absent,
             peer.pace.seconds(absent) if known else UNKNOWN,

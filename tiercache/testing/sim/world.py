@@ -19,7 +19,7 @@ import msgspec
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
 from tiercache.core import guard_events
-from tiercache.core.cluster.commands import Agree, Announce, Locate, Pull
+from tiercache.core.cluster.commands import Agree, Announce, Deposit, Locate, Pull
 from tiercache.testing.sim.disk import Disk
 from tiercache.testing.sim.engine import Engine
 from tiercache.testing.sim.node import SimNode
@@ -85,7 +85,7 @@ class Given:
     rng: random.Random
     swarm: Swarm
     texts: Texts
-    abroad: Callable[[Locate | Pull | Announce | Agree | cm.Reply], None]
+    abroad: Callable[[Locate | Pull | Announce | Agree | Deposit | cm.Reply], None]
 
 
 class World:
