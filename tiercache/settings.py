@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -184,6 +184,120 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "100 bytes each.",
         ),
     ] = 65_536
+
+
+class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A store that many nodes share: see [the pool](cluster.md#a-pool). Without `kind` there is none."""
+
+    kind: Annotated[
+        Literal["", "mooncake", "s3"],
+        Meta(
+            description="`mooncake`: Mooncake Store, which needs the extra `mooncake`. `s3`: any object "
+            "store that speaks S3 and knows conditional writes; needs the extra `s3`. Empty: no pool."
+        ),
+    ] = ""
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[\w.-]{0,64}$",
+            description="Whose objects these are: nodes share what they have put there under the same "
+            "name. Empty: the cluster's name, `tiercache` without one.",
+        ),
+    ] = ""
+    secret_file: Annotated[
+        str,
+        Meta(
+            description="File with a secret, 16 bytes or more, that all nodes of the pool share. With it "
+            "objects of strangers are not taken for those of these nodes."
+        ),
+    ] = ""
+    answer_s_max: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=30,
+            description="How long a plan waits at most for what the pool says. Only prompts that it is "
+            "known to hold wait at all.",
+        ),
+    ] = 0.5
+    transfer_s_max: Annotated[
+        float, Meta(gt=0, le=300, description="How long one batch of objects may take to come.")
+    ] = 10.0
+    deposit_s_max: Annotated[
+        float, Meta(gt=0, le=3600, description="How long a boundary may take on its way there.")
+    ] = 60.0
+    deposit_share_max: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=0.9,
+            description="The part of host memory that may be on its way there at one time. A boundary "
+            "that takes more stays here.",
+        ),
+    ] = 0.25
+    resumes_min: Annotated[
+        int,
+        Meta(ge=1, description="A boundary goes there when it was resumed so many times here."),
+    ] = 2
+    refresh_s: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=3600,
+            description="How often one looks what others have put there, and whether they have flushed. "
+            "Costs nine or ten small requests for each namespace.",
+        ),
+    ] = 2.0
+    boundaries_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Boundaries that are remembered of it, for each namespace.",
+        ),
+    ] = 65_536
+    mooncake_master: Annotated[
+        str,
+        Meta(description="`host:port` of Mooncake's master, or `etcd://...` where it is elected."),
+    ] = ""
+    mooncake_host: Annotated[
+        str, Meta(description="This node's address as Mooncake's store processes reach it.")
+    ] = "127.0.0.1"
+    mooncake_protocol: Annotated[
+        Literal["tcp", "rdma"], Meta(description="How Mooncake moves bytes.")
+    ] = "tcp"
+    mooncake_devices: Annotated[
+        str, Meta(description="Network cards for `rdma`, separated by commas.")
+    ] = ""
+    mooncake_replicas: Annotated[
+        int, Meta(ge=1, le=8, description="Store processes that keep each object.")
+    ] = 1
+    s3_bucket: Annotated[str, Meta(description="The bucket; it must be there.")] = ""
+    s3_endpoint: Annotated[
+        str, Meta(description="Base URL of the server. Empty: Amazon's own in `s3_region`.")
+    ] = ""
+    s3_region: Annotated[str, Meta(description="Region of the bucket.")] = "us-east-1"
+    s3_prefix: Annotated[
+        str, Meta(description="What all names begin with: words with slashes between them.")
+    ] = "tiercache"
+    s3_access_key_file: Annotated[
+        str,
+        Meta(
+            description="File that holds the id of the access key. Empty: credentials are looked for as "
+            "Amazon's tools do."
+        ),
+    ] = ""
+    s3_secret_key_file: Annotated[str, Meta(description="File that holds its secret.")] = ""
+
+    def wrong(self) -> tuple[str, str, str] | None:
+        """Return a key, its value and the fix, when these cannot work."""
+        if self.kind == "mooncake" and not self.mooncake_master:
+            return "mooncake_master", "", "write where Mooncake's master listens, as host:port"
+        if self.kind == "s3" and not self.s3_bucket:
+            return "s3_bucket", "", "name a bucket"
+        if bool(self.s3_access_key_file) != bool(self.s3_secret_key_file):
+            return "s3_secret_key_file", self.s3_secret_key_file, "name both files, or neither"
+        return None
 
 
 class Events(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ SPARE_S = 1.0
 
 
 def members(socket: Socket = "", json: Json = False, deadline: Deadline = 5.0) -> None:
-    """List the nodes of the cluster, as this one sees them."""
+    """List the nodes of the cluster, and the pool, as this one sees them."""
     from tiercache.cli import views
 
     with ask(socket, deadline) as node:
@@ -28,10 +28,13 @@ def members(socket: Socket = "", json: Json = False, deadline: Deadline = 5.0) -
     if json:
         typer.echo(as_json(found))
         return
-    views.console(whole=True).print(views.members(found))
+    if found.cluster:
+        views.console(whole=True).print(views.members(found))
+    if found.pool is not None:
+        views.console(whole=True).print(views.pool(found.pool))
     for namespace, names in found.behind.items():
         typer.echo(f"The last clear of {namespace[:12]} is not done by {plain(', '.join(names))}.")
-    if found.standing_s <= 0:
+    if found.cluster and found.standing_s <= 0:
         typer.echo(
             "This node is isolated: it does not reach etcd, and gives nothing out until it does.",
             err=True,

@@ -120,15 +120,26 @@ class MemberRow(msgspec.Struct, frozen=True):
     health: str
 
 
+class PoolRow(msgspec.Struct, frozen=True):
+    """The pool: what it is, how many boundaries are known to be there, how it does."""
+
+    kind: str
+    name: str
+    boundaries: int
+    health: str
+    state: str
+
+
 class Members(msgspec.Struct, frozen=True):
-    """A cluster as `node` sees it. `standing_s`: how long that node may still give things out without a
-    word from etcd. `behind`: by namespace, who has not carried out its last clear."""
+    """A cluster as `node` sees it, "" without one. `standing_s`: how long that node may still give things
+    out without a word from etcd. `behind`: by namespace, who has not carried out its last clear."""
 
     cluster: str
     node: str
     standing_s: float
     nodes: list[MemberRow]
     behind: dict[str, list[str]]
+    pool: PoolRow | None = None
 
 
 class NodeFacts(msgspec.Struct, frozen=True):

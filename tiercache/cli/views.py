@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tiercache.cli import text
 from tiercache.cli.documents import TIERS, BadCopy, Namespace, Object, Place, Statistics
-from tiercache.cli.replies import Members, PinRow, ShareRow
+from tiercache.cli.replies import Members, PinRow, PoolRow, ShareRow
 from tiercache.wire import sharing
 
 SHORT_HEX = 12
@@ -228,6 +228,13 @@ def members(found: Members) -> RenderableType:
             str(low) if low == high else f"{low}-{high}",
             row.boot,
         )
+    return table
+
+
+def pool(found: PoolRow) -> RenderableType:
+    """Return one line on the pool; `boundaries` are those that are known to be there."""
+    table = _table("pool", "name", "health", "boundaries", "state", numbers=("boundaries",))
+    _add(table, found.kind, found.name, found.health, f"{found.boundaries:,}", found.state)
     return table
 
 

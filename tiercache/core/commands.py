@@ -11,6 +11,7 @@ from tiercache.core.cluster.commands import (
     Agreed,
     Announce,
     Deposit,
+    FlushPool,
     Lent,
     Locate,
     Located,
@@ -313,4 +314,5 @@ Command = (
     | Agree
     | Announce
     | Deposit
+    | FlushPool
 )

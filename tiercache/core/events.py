@@ -3,7 +3,7 @@
 import msgspec
 
 from tiercache.core import guard_events
-from tiercache.core.cluster.events import ClusterEvent
+from tiercache.core.cluster.events import ClusterEvent, PoolFlushed
 from tiercache.errors import Fault
 from tiercache.state import Care, Extent, Label, Layout, Namespace, Record, Shard
 from tiercache.state.care import NO_CARE
@@ -371,4 +371,5 @@ Event = (
     | TierFailed
     | Tick
     | ClusterEvent
+    | PoolFlushed
 )

@@ -109,7 +109,10 @@ class Machine:
                 self._saving.settled(set(), now)
             case ev.NvmeOpened() | ev.Found() | ev.ScanEnded() | ev.NvmeFailed() | ev.TierFailed():
                 self._finding.take(event)
-            case ev.Sealed() | ev.Stored() | ev.Filled() | ev.Checked() | ev.Wiped():
+            case (
+                ev.Sealed() | ev.Stored() | ev.Filled() | ev.Checked() | ev.Wiped()
+                | cluster.PoolFlushed()
+            ):  # fmt: skip
                 self._complete(event, now)
             case _ if isinstance(event, guard_events.Asked):
                 self._guarding.take(event)
@@ -264,7 +267,9 @@ class Machine:
     # --- outcomes
 
     def _complete(
-        self, event: ev.Sealed | ev.Stored | ev.Filled | ev.Checked | ev.Wiped, now: float
+        self,
+        event: ev.Sealed | ev.Stored | ev.Filled | ev.Checked | ev.Wiped | cluster.PoolFlushed,
+        now: float,
     ) -> None:
         match event:
             case ev.Sealed(job, checksums):
@@ -278,6 +283,8 @@ class Machine:
                 self._operation.checked(job, faults)
             case ev.Wiped(job, fault):
                 self._operation.wiped(job, fault)
+            case cluster.PoolFlushed(job, fault):
+                self._operation.pool_flushed(job, fault)
 
     # --- figures
 

@@ -1,9 +1,11 @@
 """What operators ask for: lists, eviction, clearing, verification, figures."""
 
+import re
 from collections.abc import Iterator
 
 from tiercache.core.books import Books, Disk
 from tiercache.core.catalog import Item, Shelf, Status
+from tiercache.core.cluster.commands import FlushPool
 from tiercache.core.commands import Check, Evicted, Row, Rows, Stats, Verified, Wipe
 from tiercache.core.events import ClearAsked, EvictAsked, ListAsked, StatsAsked, VerifyAsked
 from tiercache.core.filling import Filling
@@ -11,7 +13,10 @@ from tiercache.core.planning import Planning
 from tiercache.core.writeback import WriteBack
 from tiercache.errors import Fault
 from tiercache.state import Extent, Key, Record
+from tiercache.state.canonical import DIGEST_BYTES
 from tiercache.state.keys import KEY_NAMESPACE_CHARS
+
+WHOLE_DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
 
 class Selector:
@@ -54,14 +59,16 @@ class Checking:
 
 
 class Clearing:
-    """A clear whose answer waits until the NVMe tier has forgotten."""
+    """A clear whose answer waits until the NVMe tier, and the pool, have forgotten. `failed` names what
+    has not, `left` counts what has not said yet."""
 
-    __slots__ = ("answer", "asked", "failed")
+    __slots__ = ("answer", "asked", "failed", "left")
 
     def __init__(self, asked: ClearAsked, answer: Evicted) -> None:
         self.asked = asked
         self.answer = answer
-        self.failed = False
+        self.failed = ""
+        self.left = 0
 
 
 class Operation:
@@ -190,6 +197,7 @@ class Operation:
         books = self._books
         objects = nbytes = busy = 0
         keys: list[Key] = []
+        flushes = self._pool_flushes(asked)
         # What is gone already may be on its way to the disk, where it would be found once more.
         keys.extend(
             item.key
@@ -212,6 +220,12 @@ class Operation:
                     keys.append(item.key)
                 books.discard(item, forget=False)
         clearing = Clearing(asked, Evicted(objects, nbytes, busy))
+        clearing.left = 1
+        if flushes:
+            job = books.next_job()
+            self._wipes[job] = clearing
+            clearing.left += 1
+            books.out.append(FlushPool(job, flushes))
         match books.disk:
             case Disk.READY:
                 self._wipe(clearing, keys)
@@ -222,9 +236,26 @@ class Operation:
                 books.forget(keys)
             case Disk.OFF | Disk.FAILED:
                 books.forget(keys)
-                clearing.failed = books.disk is Disk.FAILED
-                self._answer(clearing)
+                self._forgotten(clearing, "nvme" if books.disk is Disk.FAILED else "")
         self._writeback.sweep()
+
+    def _pool_flushes(self, asked: ClearAsked) -> dict[bytes, int]:
+        """Begin flushes of a pool that is shared without a cluster, which would number them; return them.
+
+        Otherwise what is dropped here would come back from there.
+        """
+        books, clustering = self._books, self._books.limits.clustering
+        if not clustering.pool or clustering.peers_max or asked.flush:
+            return {}
+        found = [d for d in books.catalog.shelves if d.hex().startswith(asked.namespace)]
+        if not found and WHOLE_DIGEST.fullmatch(asked.namespace):
+            found = [
+                bytes.fromhex(asked.namespace)
+            ]  # Nobody attached with it here; others may have.
+        flushes = {digest: books.flush_of(digest) + 1 for digest in found}
+        for digest, number in flushes.items():
+            books.flushed(digest, number)
+        return flushes
 
     def was_cleared(self, key: Key) -> bool:
         """Return whether the object's namespace was cleared before the object was found."""
@@ -240,10 +271,10 @@ class Operation:
     def faltered(self, *, for_good: bool) -> None:
         """The NVMe tier may not have forgotten what it was told to."""
         for clearing in self._unscanned:
-            clearing.failed = True
-            if for_good:
-                self._answer(clearing)
+            clearing.failed = "nvme"
         if for_good:
+            for clearing in self._unscanned:
+                self._forgotten(clearing, "nvme")
             self._unscanned.clear()
 
     def _wipe(self, clearing: Clearing, keys: list[Key]) -> None:
@@ -253,16 +284,24 @@ class Operation:
 
     def wiped(self, job: int, fault: Fault | None) -> None:
         """Only now is it true that what was cleared will not come back."""
-        clearing = self._wipes.pop(job)
         if fault is not None:
             self._books.counters.add("nvme_faults", fault.value)
-            clearing.failed = True
-        self._answer(clearing)
+        self._forgotten(self._wipes.pop(job), "nvme" if fault is not None else "")
 
-    def _answer(self, clearing: Clearing) -> None:
+    def pool_flushed(self, job: int, fault: Fault | None) -> None:
+        """Nobody will find in the pool what was cleared; or the pool could not be told."""
+        if fault is not None:
+            self._books.counters.add("pool_faults", fault.value)
+        self._forgotten(self._wipes.pop(job), "pool" if fault is not None else "")
+
+    def _forgotten(self, clearing: Clearing, failed: str) -> None:
+        """One more has forgotten, or failed to; the last one is what the answer waited for."""
+        clearing.failed = clearing.failed or failed
+        clearing.left -= 1
+        if clearing.left:
+            return
         done, asked = clearing.answer, clearing.asked
-        failed = "nvme" if clearing.failed else ""
-        answer = Evicted(done.objects, done.nbytes, done.busy, failed)
+        answer = Evicted(done.objects, done.nbytes, done.busy, clearing.failed)
         self._books.reply(asked.session, asked.call, answer)
 
     def _items_of(self, shelf: Shelf) -> list[Item]:

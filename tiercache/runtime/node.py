@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from tiercache.core import commands, events
-from tiercache.core.cluster.commands import Agree, Announce, Locate, Pull
+from tiercache.core.cluster.commands import Agree, Announce, Deposit, FlushPool, Locate, Pull
+from tiercache.core.cluster.peers import POOL
 from tiercache.core.machine import Machine
 from tiercache.runtime.executor import Executor, Work
 from tiercache.runtime.telemetry import Tally
 
 Abroad: TypeAlias = Locate | Pull | Announce | Agree
+Pooled: TypeAlias = Locate | Pull | Deposit | FlushPool
 
 TICK_S_MIN = 0.002
 """A timer is never finer than this: the loop's clock counts milliseconds."""
@@ -54,6 +56,7 @@ class Node:
         self._is_broken = False
         self._executor: Executor | None = None
         self._abroad: Callable[[Abroad], None] | None = None
+        self._pooled: Callable[[Pooled], None] | None = None
         self._record: Callable[[events.Event, float], None] | None = None
         self._inbox: deque[events.Event] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -71,6 +74,10 @@ class Node:
     def reach_with(self, abroad: Callable[[Abroad], None]) -> None:
         """Have what concerns other nodes done by `abroad`; the outcomes go to `hear`."""
         self._abroad = abroad
+
+    def pool_with(self, pooled: Callable[[Pooled], None]) -> None:
+        """Have what concerns the pool done by `pooled`; the outcomes go to `hear`."""
+        self._pooled = pooled
 
     def record_with(self, record: Callable[[events.Event, float], None]) -> None:
         """Tell `record` every event, and when it came (monotonic seconds)."""
@@ -105,12 +112,22 @@ class Node:
         for command in decided:
             if isinstance(command, commands.Reply):
                 self._reply(command)
-            elif isinstance(command, Locate | Pull | Announce | Agree):
-                if self._abroad is None:
-                    raise AssertionError("no way to other nodes")
-                self._abroad(command)
+            elif isinstance(command, Locate | Pull | Announce | Agree | Deposit | FlushPool):
+                self._send(command)
             else:
                 self._execute(command)
+
+    def _send(self, command: Abroad | Pooled) -> None:
+        if isinstance(command, Deposit | FlushPool) or (
+            isinstance(command, Locate | Pull) and command.peer == POOL
+        ):
+            if self._pooled is None:
+                raise AssertionError("no way to the pool")
+            self._pooled(command)
+            return
+        if self._abroad is None:
+            raise AssertionError("no way to other nodes")
+        self._abroad(command)
 
     def close(self) -> None:
         """Wake nobody any more."""

@@ -25,6 +25,7 @@ from tiercache.runtime.executor import Executor
 from tiercache.runtime.listening import Listener, listen_http
 from tiercache.runtime.log import LOG, say, set_up
 from tiercache.runtime.node import Node, Readiness
+from tiercache.runtime.others import cluster_of, pool_of
 from tiercache.runtime.prefault import Prefault
 from tiercache.runtime.recording import Recorder
 from tiercache.runtime.routers import publisher_of
@@ -38,8 +39,6 @@ from tiercache.wire.messages import PROTOCOL
 
 if TYPE_CHECKING:
     import socket
-
-    from tiercache.runtime.cluster.service import Service
 
 DRAIN_S = 3.0
 """How long a node that stops goes on writing what is on its way to NVMe."""
@@ -133,9 +132,12 @@ class Sidecar:
         self._node.execute_with(self._executor)
         self._recorder: Recorder | None = None
         self._behind: list[asyncio.Task[None]] = []
-        self._cluster = self._member(settings, decided.boot)
+        self._cluster = cluster_of(settings, decided, self._arena, self._node)
+        self._pool = pool_of(settings, self._arena, self._node, self._cluster)
         if self._cluster is not None:
             self._server.ask_cluster = self._cluster.ask
+        elif self._pool is not None:
+            self._server.ask_cluster = self._pool.ask
 
     def start(self) -> None:
         """Accept clients at once; disk, memory and metrics follow. Raises ConfigError."""
@@ -162,6 +164,8 @@ class Sidecar:
             self._follow(self._disk.start(self._node, self._executor))
         if self._cluster is not None:
             self._follow(self._cluster.run())
+        if self._pool is not None:
+            self._follow(self._pool.run())
         if publisher is not None:
             self._follow(publisher.run())
         if http is not None:
@@ -193,6 +197,8 @@ class Sidecar:
             clean = self._recorder.close(CLOSE_S) and clean
         if self._prefault is not None:
             clean = self._prefault.close(CLOSE_S) and clean
+        if self._pool is not None:
+            clean = await self._pool.close(CLOSE_S) and clean
         if clean:
             clean = await self._disk.close(CLOSE_S)
         self._importing.shutdown(wait=False)
@@ -220,18 +226,15 @@ class Sidecar:
 
     # --- other nodes
 
-    def _member(self, settings: Settings, boot: str) -> "Service | None":
-        if not settings.cluster.name:
-            return None
-        # A node that is alone has no use for what this brings along.
-        from tiercache.runtime.cluster.service import Capacity, Service
-
-        capacity = Capacity(self._decided.arena_bytes, self._decided.nvme_bytes)
-        return Service(settings, boot, capacity, self._arena, self._node)
+    @property
+    def leaves_abruptly(self) -> bool:
+        """See `Joining.leaves_abruptly`."""
+        return self._pool is not None and self._pool.leaves_abruptly
 
     def _reply(self, reply: commands.Reply) -> None:
-        if self._cluster is not None and reply.session <= PEERS:
-            self._cluster.answered(reply)
+        ours = self._cluster or self._pool
+        if ours is not None and reply.session <= PEERS:
+            ours.answered(reply)
         else:
             self._server.reply(reply)
 
@@ -289,6 +292,7 @@ class Sidecar:
             "ready": float(self._server.listening),
             "nvme_scanned": float(self._disk.state == "ready"),
             "nvme_failed": float(self._disk.state.startswith("failed")),
+            "pool_unreachable": float(self._pool is not None and self._pool.unreachable),
             "open_connections": self._server.connections,
             "arena_bytes": self._decided.arena_bytes,
             "arena_prefaulted_bytes": self._prefaulted(),
@@ -351,6 +355,9 @@ async def serve(settings: Settings, *, ready: Callable[[], None] | None = None) 
     if not clean:
         logging.shutdown()
         os._exit(stop.code or EXIT_STUCK)
+    if sidecar.leaves_abruptly:
+        logging.shutdown()
+        os._exit(stop.code)
     return stop.code
 
 

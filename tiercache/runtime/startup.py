@@ -86,7 +86,7 @@ def limits_of(settings: Settings, decided: Decided) -> Limits:
 def clustering_of(settings: Settings) -> Clustering:
     """Return what bounds the dealings with other nodes and routers; without a cluster's name there are no
     other nodes."""
-    cluster = settings.cluster
+    cluster, pool = settings.cluster, settings.pool
     return Clustering(
         peers_max=PEERS_MAX if cluster.name else 0,
         peer_names_max=cluster.boundaries_max,
@@ -94,6 +94,10 @@ def clustering_of(settings: Settings) -> Clustering:
         name_changes_max=cluster.boundaries_max,
         tells_routers=bool(settings.events.bind),
         peer_answer_s_max=cluster.answer_s_max,
+        pool=bool(pool.kind),
+        pool_answer_s_max=pool.answer_s_max,
+        deposit_resumes_min=pool.resumes_min,
+        deposit_share_max=pool.deposit_share_max,
     )
 
 

@@ -81,6 +81,11 @@ COUNTERS = (
     _core("peer_faults", "fault", "Objects that did not come from another node."),
     _core("peer_read_bytes", "", "Bytes fetched from other nodes."),
     _core("peer_lent_bytes", "", "Bytes lent to other nodes."),
+    _core("pool_asked", "answer", "Plans that waited for the pool, by what it said."),
+    _core("pool_faults", "fault", "Objects that did not come from the pool, and flushes of it."),
+    _core("pool_read_bytes", "", "Bytes fetched from the pool."),
+    _core("deposits", "outcome", "Boundaries that had earned a place in the pool, by what became."),
+    _core("deposited_bytes", "", "Bytes of the boundaries that were put there."),
     Series(
         "connections", "result", ("accepted", "uid", "too_many"), "Connections, by what became."
     ),
@@ -147,6 +152,11 @@ GAUGES = (
     Series("peer_pulls", "", NONE, "Fetches from other nodes under way."),
     Series("handing_over", "", NONE, "Prompts on their way to other nodes or from them."),
     Series("boundaries_told", "", NONE, "Boundaries that other nodes are told of."),
+    Series("pool_boundaries", "", NONE, "Boundaries that the pool is known to hold."),
+    Series("pool_sick", "", NONE, "1 while the pool is not asked since it failed."),
+    Series("pool_unreachable", "", NONE, "1 when the last look at the pool failed."),
+    Series("deposits_open", "", NONE, "Boundaries on their way to the pool."),
+    Series("deposits_paused", "", NONE, "1 while nothing is put there after a failure."),
     Series(
         "isolated_now", "", NONE, "1 while this node gives nothing out, since etcd is out of reach."
     ),

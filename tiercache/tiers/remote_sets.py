@@ -139,12 +139,20 @@ class Sets:
             return fault
         return StorageFault(Fault.IO, f"{key}: others announce and lose it all the time")
 
-    def find(self, namespace: bytes, sought: Sequence[Sought], within_s: float) -> Announced | None:
+    def find(
+        self,
+        namespace: bytes,
+        sought: Sequence[Sought],
+        within_s: float,
+        *,
+        looked_max: int = MEMBERS_MAX,
+    ) -> Announced | None:
         """Return the first of `sought` whose set is whole, None when there is none.
 
         Give the deepest boundary first. Whole means: there is something under the key of every
-        member. Only `Store.get`, with the checksum of its record, shows that it is the member; if
-        it is not, `withdraw` the set and look again. Raises StorageFault.
+        member; a set of more than `looked_max` is taken to be whole. Only `Store.get`, with the
+        checksum of its record, shows that it is the member; if it is not, `withdraw` the set and look
+        again. Raises StorageFault.
         """
         until = self._clock() + within_s
         keys = [_key(namespace, *each) for each in sought]
@@ -154,9 +162,13 @@ class Sets:
             announced = self._read(keys[at], sought[at].boundary, until)
             if announced is None or announced.cut != sought[at].cut:
                 continue
-            if self._whole(announced, until):
+            if len(announced.members) > looked_max or self._whole(announced, until):
                 return announced
         return None
+
+    def holds(self, namespace: bytes, sought: Sequence[Sought], within_s: float) -> list[bool]:
+        """Return which of these are announced; raises StorageFault."""
+        return self._store.holds([_key(namespace, *each) for each in sought], within_s)
 
     def withdraw(self, announced: Announced, within_s: float) -> StorageFault | None:
         """Remove the manifest, for everybody; the members stay."""

@@ -39,6 +39,15 @@ class SealedStore:
         self._lock = threading.Lock()
         self._epochs: dict[bytes, int] = {}
 
+    def at(self, namespace: bytes, epoch: int) -> "SealedStore":
+        """Return the same store as it is in one epoch of a namespace, whatever is entered afterwards.
+
+        A call that takes long must not end in another epoch than it began in.
+        """
+        view = SealedStore(self._pool, self._realm, clock=self._clock)
+        view._epochs = {namespace: epoch}
+        return view
+
     def register(self, memory: memoryview) -> None:
         """See `Store.register`."""
         self._pool.register(memory)

@@ -18,6 +18,7 @@ from tiercache.core.filling import Filling
 from tiercache.core.planning import Planning
 from tiercache.core.surveying import Surveying
 from tiercache.core.writeback import WriteBack
+from tiercache.state import Layout
 
 
 class Cluster:
@@ -175,6 +176,15 @@ class Cluster:
     def known(self, now: float) -> dict[str, Known]:
         """Return what is known of each other node, by name."""
         return self._reach.peers.known(now)
+
+    def served(self) -> dict[bytes, Layout]:
+        """Return the namespaces that engines of this start have attached with, and their layouts."""
+        shelves = self._books.catalog.shelves.values()
+        return {s.digest: s.layout for s in shelves if s.layout is not None and s.start}
+
+    def flush_of(self, namespace: bytes) -> int:
+        """See `Books.flush_of`."""
+        return self._books.flush_of(namespace)
 
     def known_pool(self, now: float) -> Known | None:
         """Return what is known of the pool; None when there is none."""

@@ -93,6 +93,14 @@ class Deposit(_Command, frozen=True):
     objects: list[tuple[Record, Extent]]
 
 
+class FlushPool(_Command, frozen=True):
+    """Make what is in the pool of these namespaces from before their flush of that number unfindable for
+    all. Answer: `PoolFlushed`, since an operator waits to hear that it is true."""
+
+    job: int
+    flushes: dict[bytes, int]
+
+
 # --- replies
 
 
@@ -119,8 +127,9 @@ class Place(_Command, frozen=True):
     """How deep one node (`node` "": this one) could resume a prompt, and what it takes to do that here.
 
     `tier` is "host", "nvme" or "coming", "peer" for another node, "pool" for the pool; "" at boundary 0.
-    `nbytes` is what the boundary rests on, over all ranks, and `absent_bytes` of it are not in memory here; `seconds` is how
-    long they take to come, `compute_s` how long the tokens take to compute. -1: not known.
+    `nbytes` is what the boundary rests on, over all ranks, and `absent_bytes` of it are not in memory
+    here; `seconds` is how long they take to come, `compute_s` how long the tokens take to compute. -1: not
+    known.
     """
 
     node: str

@@ -98,6 +98,13 @@ class Deposited(_Event, frozen=True):
     fault: Fault | None
 
 
+class PoolFlushed(_Event, frozen=True):
+    """What became of `FlushPool`; None when all who share the pool will hear of it."""
+
+    job: int
+    fault: Fault | None
+
+
 # --- what others ask of this node. `session` is the number of a connection; nothing was attached.
 
 

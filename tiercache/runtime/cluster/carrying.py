@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from tiercache.core import commands, events
 from tiercache.core.cluster import events as ev
 from tiercache.errors import UnavailableError
-from tiercache.registry.base import Registry
 from tiercache.runtime.cluster.calls import Calls
 from tiercache.runtime.cluster.flushed import Flushed, is_digest
 from tiercache.runtime.log import say
@@ -17,6 +17,14 @@ RETRY_S = 1.0
 
 OWN = "self"
 """Whose session it is when the node asks itself."""
+
+
+class Dropping(Protocol):
+    """Where a node says that it carried out a flush."""
+
+    async def dropped(self, namespace: str, flush: int) -> None:
+        """See `Registry.dropped`."""
+        ...
 
 
 class Carrying:
@@ -46,7 +54,7 @@ class Carrying:
         )
 
     def heard(
-        self, flushes: Mapping[str, int], registry: Registry, tasks: asyncio.TaskGroup
+        self, flushes: Mapping[str, int], registry: Dropping, tasks: asyncio.TaskGroup
     ) -> None:
         """Carry out what of these was not. When this returns nothing old can be found, if `is_sure`."""
         for namespace, number in self._flushed.due(flushes).items():
@@ -56,7 +64,7 @@ class Carrying:
                 tasks.create_task(self._carry_out(registry, namespace, number, first))
 
     async def _carry_out(
-        self, registry: Registry, namespace: str, number: int, first: asyncio.Future[bool]
+        self, registry: Dropping, namespace: str, number: int, first: asyncio.Future[bool]
     ) -> None:
         """Drop what is from before a flush, for certain, and say so; try until it is done."""
         attempt, why = first, ""

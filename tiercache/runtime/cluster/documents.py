@@ -29,6 +29,17 @@ class Row(msgspec.Struct, frozen=True):
     health: str
 
 
+class PoolRow(msgspec.Struct, frozen=True):
+    """The pool. `boundaries`: how many are known to be there. `health` as of a node; `state` is "opening",
+    "ready" or "unreachable: why"."""
+
+    kind: str
+    name: str
+    boundaries: int
+    health: str
+    state: str
+
+
 class Members(msgspec.Struct, frozen=True):
     """The nodes of a cluster as one of them, `node`, sees them.
 
@@ -41,6 +52,7 @@ class Members(msgspec.Struct, frozen=True):
     standing_s: float
     nodes: list[Row]
     behind: dict[str, tuple[str, ...]]
+    pool: PoolRow | None = None
 
 
 def rows(view: View, own: str, told: int, known: dict[str, Known]) -> list[Row]:

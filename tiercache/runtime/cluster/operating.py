@@ -35,6 +35,7 @@ class Operating:
         self._registry: Registry | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._clears = 0
+        self.pool: Callable[[], documents.PoolRow] | None = None
 
     def open(self, registry: Registry, tasks: asyncio.TaskGroup) -> None:
         """From now on there is a registry; what takes time is a task of `tasks`."""
@@ -71,6 +72,7 @@ class Operating:
             max(0.0, self._machine.cluster.standing_until - now),
             documents.rows(view, self._name, told, self._machine.cluster.known(now)),
             documents.behind(view),
+            self.pool() if self.pool is not None else None,
         )
 
     async def _clear(self, registry: Registry, asked: clustering.ClearAll, done: Answered) -> None:

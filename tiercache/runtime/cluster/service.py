@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from tiercache.registry.etcd import Etcd
 from tiercache.registry.etcd_registry import EtcdRegistry
 from tiercache.runtime.cluster.calls import Calls
 from tiercache.runtime.cluster.carrying import Carrying
+from tiercache.runtime.cluster.documents import PoolRow
 from tiercache.runtime.cluster.flushed import Flushed
 from tiercache.runtime.cluster.lender import Lender
 from tiercache.runtime.cluster.links import Links, Times
@@ -84,6 +86,7 @@ class Service:
         self._links: Links | None = None
         self._others: frozenset[str] = frozenset()
         self._operating = Operating(cluster.name, self._name, cluster.ttl_s, node.machine)
+        self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Listen, join, and stay. Raises ConfigError when this node must not be a member."""
@@ -108,6 +111,7 @@ class Service:
             raise faults.exceptions[0] from None
         finally:
             self._operating.close()
+            self._tasks = None
             self._node.hear(ev.MembersSeen({}))
             if self._links is not None:
                 await self._links.close()
@@ -117,6 +121,7 @@ class Service:
     async def _belong(self, registry: Registry) -> None:
         cluster = self._settings
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             self._links = Links(
                 self._arena,
                 self._node.hear,
@@ -138,6 +143,16 @@ class Service:
     def ask(self, message: clustering.Request, done: Answered) -> None:
         """Answer an operator's question about the cluster, now or later."""
         self._operating.ask(message, done)
+
+    def carry(self, flushes: Mapping[str, int]) -> None:
+        """Carry out flushes that the pool knows of; what cannot be begun now is heard of again."""
+        if self._registry is not None and self._tasks is not None:
+            self._carrying.heard(flushes, self._registry, self._tasks)
+            self._stand()
+
+    def tells_of(self, pool: Callable[[], PoolRow]) -> None:
+        """Tell operators of the pool too."""
+        self._operating.pool = pool
 
     # --- who is there
 

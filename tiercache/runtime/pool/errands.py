@@ -1,0 +1,154 @@
+"""What the core wants of the pool, done in threads: each call blocks, and ends within its time.
+
+No call returns while the pool may still touch the memory it was given. One that hangs keeps its thread, and
+its objects stay where they are.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tiercache.core.cluster import commands as cm
+from tiercache.errors import Fault, LayoutError, StorageFault
+from tiercache.state import Boundary, Layout, Record
+from tiercache.state.names import short
+from tiercache.tiers.base import Arena
+from tiercache.tiers.remote import Get, Had, Late, Put
+from tiercache.tiers.remote_sets import MEMBERS_MAX, Announced, Sets, Slice, Sought, cut_of
+from tiercache.tiers.remote_store import SealedStore
+
+BOUNDARIES_MAX = 8
+"""Boundaries of one prompt that are looked for, the deepest ones."""
+
+CUTS_MAX = 16
+"""Ways to cut a state that are looked for at each of them."""
+
+WRITER_CHARS_MAX = 64
+"""What goes to the pool of the name of who made an object: a header is small."""
+
+LOOKED_MAX = {"s3": 128}
+"""Members of a set that are looked for before any is fetched, where each costs a request. What is put there
+stays; and what is not there after all is a miss."""
+
+
+class Found(NamedTuple):
+    """What the pool has of a prompt: the boundary, 0 for none, and the objects that the asker lacks. Of the
+    short names in `missed`, deeper ones, it has nothing that this engine could use."""
+
+    boundary: int
+    records: list[Record]
+    missed: list[int]
+
+
+def find(
+    store: SealedStore, asked: cm.Locate, layout: Layout, known: set[int], within_s: float
+) -> Found:
+    """Look for the deepest boundary of a prompt; `known` are the short names of those there may be.
+
+    Raises StorageFault.
+    """
+    namespace, step = asked.namespace, layout.block_tokens
+    boundaries = [
+        Boundary(count * step, asked.digests[count - 1])
+        for count in range(min(len(asked.digests), asked.limit // step), 0, -1)
+        if short(namespace, asked.digests[count - 1]) in known
+    ][:BOUNDARIES_MAX]
+    cuts = list(itertools.islice(cuts_of(layout, asked), CUTS_MAX))
+    sought = [Sought(boundary, cut) for boundary in boundaries for cut in cuts]
+    found = None
+    if sought:
+        looked_max = LOOKED_MAX.get(store.name, MEMBERS_MAX)
+        sets = Sets(store.at(namespace, asked.flush))
+        found = sets.find(namespace, sought, within_s, looked_max=looked_max)
+    depth = found.boundary.tokens if found is not None else 0
+    missed = [short(namespace, each.digest) for each in boundaries if each.tokens > depth]
+    if found is None:
+        return Found(0, [], missed)
+    needed = [record for record in found.members if _lacks(record, layout, asked.whole)]
+    return Found(depth, needed, missed)
+
+
+def _lacks(record: Record, layout: Layout, whole: int) -> bool:
+    """Return whether who has all blocks of the first `whole` tokens lacks this one."""
+    if record.end > whole:
+        return True
+    try:
+        return layout.part(record.key.part).window is not None
+    except LayoutError:
+        return True  # Not of this layout: the core will not take it in.
+
+
+def cuts_of(layout: Layout, asked: cm.Locate) -> Iterator[str]:
+    """Yield the names of the ways to cut a state that an engine can use, its own first."""
+    others = (1 << power for power in range(asked.ranks.bit_length() + 3))
+    ways = [asked.ranks, *(others if asked.reshard else ())]
+    for ranks in dict.fromkeys(ways):
+        if any(part.units % ranks and ranks % part.units for part in layout.parts):
+            continue
+        for codecs in itertools.product(dict.fromkeys(asked.codecs), repeat=len(layout.parts)):
+            yield cut_of(
+                Slice(part.name, shard, codec)
+                for part, codec in zip(layout.parts, codecs, strict=True)
+                for shard in part.shards(ranks)
+            )
+
+
+def fetch(store: SealedStore, arena: Arena, asked: cm.Pull, within_s: float) -> list[Fault | None]:
+    """Fill the targets; return what became of each. It waits for a pool that has not let go of them."""
+    gets = [
+        Get(record.key, arena.view(target)[: record.nbytes], record.checksum)
+        for record, target in asked.objects
+    ]
+    (namespace,) = {record.key.namespace for record, _ in asked.objects}
+    outcomes = store.at(namespace, asked.flush).get(gets, within_s)
+    settle(outcomes)
+    return [_fault_of(outcome) for outcome in outcomes]
+
+
+def _fault_of(outcome: Had) -> Fault | None:
+    match outcome:
+        case Record():
+            return None
+        case StorageFault(fault=fault):
+            return fault
+        case None:
+            return Fault.MISSING
+
+
+def settle(outcomes: Sequence[Had]) -> None:
+    """Wait until the pool has let go of all memory."""
+    for outcome in outcomes:
+        if isinstance(outcome, Late):
+            outcome.settled.wait()
+
+
+def deposit(
+    store: SealedStore, arena: Arena, asked: cm.Deposit, writer: str, within_s: float
+) -> tuple[Fault | None, str]:
+    """Put a set there, then announce it; return why that failed, and the cut of the set."""
+    until = time.monotonic() + within_s
+    view = store.at(asked.namespace, asked.flush)
+    records = [
+        replace(record, writer=record.writer[:WRITER_CHARS_MAX]) for record, _ in asked.objects
+    ]
+    there = view.describe([record.key for record in records], until - time.monotonic())
+    puts = [
+        Put(record, arena.view(source)[: record.nbytes])
+        for record, (_, source), head in zip(records, asked.objects, there, strict=True)
+        if not isinstance(head, Record)
+    ]
+    try:
+        kept = iter(view.put(puts, until - time.monotonic()))
+    except LayoutError:
+        return Fault.NO_SPACE, ""  # Its names have no room in a header.
+    outcomes = [head if isinstance(head, Record) else next(kept) for head in there]
+    settle(outcomes)
+    members = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+    if len(members) < len(outcomes):
+        return next(_fault_of(each) for each in outcomes if not isinstance(each, Record)), ""
+    boundary = Boundary(asked.boundary, asked.digest)
+    announced = Announced(asked.namespace, boundary, tuple(members))
+    fault = Sets(view).announce(announced, writer, until - time.monotonic())
+    return (None if fault is None else fault.fault), announced.cut

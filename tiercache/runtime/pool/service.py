@@ -1,0 +1,241 @@
+"""The pool as one node uses it, from its opening to the end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, TypeVar
+
+from tiercache.core import events
+from tiercache.core.cluster import commands as cm
+from tiercache.core.cluster import events as ev
+from tiercache.errors import Fault, StorageFault
+from tiercache.runtime.log import Seldom, say
+from tiercache.runtime.node import Node, Pooled
+from tiercache.runtime.pool import errands
+from tiercache.runtime.pool.following import Following
+from tiercache.runtime.pool.opening import open_store
+from tiercache.settings import Pool
+from tiercache.state import Boundary, Extent
+from tiercache.tiers.base import Arena
+from tiercache.tiers.remote_sealed import Realm
+from tiercache.tiers.remote_sets import Sought
+from tiercache.tiers.remote_store import SealedStore
+
+_Answer = TypeVar("_Answer")
+
+ASKING, FETCHING, DEPOSITING, LOOKING = 2, 4, 1, 1
+"""Threads for each kind of call: what takes long delays its own kind only."""
+
+
+class Carries(Protocol):
+    """Carries out flushes that the pool knows of and this node does not."""
+
+    def __call__(self, flushes: Mapping[str, int]) -> None:
+        """Have these carried out."""
+        ...
+
+
+class PoolService:
+    """Keeps this node and the pool in touch, and does what the core wants of it.
+
+    Everything here runs on the loop's thread; what blocks is done in threads. `carries` has flushes carried
+    out. A pool that is dead, slow or mad costs misses.
+    """
+
+    def __init__(
+        self,
+        settings: Pool,
+        realm: Realm,
+        writer: str,
+        arena: Arena,
+        node: Node,
+    ) -> None:
+        self._settings = settings
+        self._realm = realm
+        self._writer = writer
+        self._arena = arena
+        self._node = node
+        self._threads = {
+            "ask": ThreadPoolExecutor(ASKING, "pool-ask"),
+            "fetch": ThreadPoolExecutor(FETCHING, "pool-fetch"),
+            "deposit": ThreadPoolExecutor(DEPOSITING, "pool-deposit"),
+            "look": ThreadPoolExecutor(LOOKING, "pool-look"),
+        }
+        self._store: SealedStore | None = None
+        self._following: Following | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._seldom = Seldom()
+        self._heard_at = 0.0
+        self.state = "opening"
+        self.carries: Carries = _nobody
+
+    async def run(self) -> None:
+        """Open the pool and stay in touch with it. Raises ConfigError when it cannot be used at all."""
+        store = await self._in_thread("look", open_store, self._settings, self._realm)
+        self._store = store
+        for segment, size in enumerate(self._arena.segments):
+            store.register(self._arena.view(Extent(segment, 0, size)))
+        self._following = Following(
+            store, self._writer, self._settings.boundaries_max, self._node.hear
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    await self._refresh_all(self._following)
+                    await asyncio.sleep(self._settings.refresh_s)
+        finally:
+            self._tasks = None
+
+    async def close(self, within_s: float) -> bool:
+        """Let go of the pool; False when it has not let go of this node's memory in time."""
+        self._tasks = None
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+        store, self._store = self._store, None
+        if store is None:
+            return True
+        closing = ThreadPoolExecutor(1, "pool-close")
+        fault = await asyncio.get_running_loop().run_in_executor(closing, store.close, within_s)
+        closing.shutdown(wait=False)
+        return fault is None
+
+    # --- what it is known to hold
+
+    async def _refresh_all(self, following: Following) -> None:
+        served = self._node.machine.cluster.served()
+        following.leave(set(served))
+        try:
+            for namespace in served:
+                await self._refresh(following, namespace)
+        except StorageFault as fault:
+            self.state = f"unreachable: {fault}"
+            held = self._seldom.due("unreachable", time.monotonic())
+            if held is not None:
+                say(logging.WARNING, "pool unreachable", reason=str(fault), held_back=held)
+        else:
+            self.state = "ready"
+            self._heard_at = time.monotonic()
+
+    async def _refresh(self, following: Following, namespace: bytes) -> None:
+        within_s = self._settings.transfer_s_max
+        epoch = self._node.machine.cluster.flush_of(namespace)
+        if following.epoch_of(namespace) != epoch:
+            # Nothing of an epoch is used before the pool has said that it is the last one.
+            flush = await self._in_thread("look", following.marked, namespace, epoch, within_s)
+            if flush > epoch:
+                self.carries({namespace.hex(): flush})
+                return
+            if epoch:
+                await self._in_thread("look", following.mark, namespace, epoch, within_s)
+        found = following.follow(namespace, epoch)
+        look = await self._in_thread("look", following.look, namespace, found, within_s)
+        if look.names is None:
+            self.carries({namespace.hex(): look.flush})
+        elif self._node.machine.cluster.flush_of(namespace) == epoch:
+            found.read = look.names
+            following.tell(found)
+
+    # --- what the core wants
+
+    def execute(self, command: Pooled) -> None:
+        """Start what the core wants of the pool."""
+        if self._tasks is None or self._following is None or self._store is None:
+            asyncio.get_running_loop().call_soon(self._node.hear, _failed(command))
+            return
+        store, following = self._store, self._following
+        match command:
+            case cm.Locate():
+                work = self._locate(store, following, command)
+            case cm.Pull():
+                work = self._pull(store, command)
+            case cm.Deposit():
+                work = self._deposit(store, following, command)
+            case cm.FlushPool():
+                work = self._flush(following, command)
+        self._tasks.create_task(work)
+
+    async def _locate(self, store: SealedStore, following: Following, command: cm.Locate) -> None:
+        namespace = command.namespace
+        layout = self._node.machine.cluster.served().get(namespace)
+        if following.epoch_of(namespace) != command.flush or layout is None:
+            self._node.hear(ev.LocateEnded(command.job, 0, [], None))
+            return
+        known = following.names(namespace, command.flush)
+        until = time.monotonic() + self._settings.answer_s_max
+
+        def find() -> errands.Found:
+            return errands.find(store, command, layout, known, until - time.monotonic())
+
+        try:
+            found = await self._in_thread("ask", find)
+        except StorageFault as fault:
+            self._node.hear(ev.LocateEnded(command.job, 0, [], fault.fault))
+            return
+        following.missed(namespace, command.flush, found.missed)
+        self._node.hear(ev.LocateEnded(command.job, found.boundary, found.records, None))
+
+    async def _pull(self, store: SealedStore, command: cm.Pull) -> None:
+        faults = await self._in_thread(
+            "fetch", errands.fetch, store, self._arena, command, self._settings.transfer_s_max
+        )
+        damaged = faults.count(Fault.DAMAGED)
+        if damaged:
+            held = self._seldom.due("damaged", time.monotonic())
+            if held is not None:
+                say(logging.ERROR, "damaged bytes from the pool", objects=damaged, held_back=held)
+        self._node.hear(ev.Pulled(command.job, faults))
+
+    async def _deposit(self, store: SealedStore, following: Following, command: cm.Deposit) -> None:
+        if following.epoch_of(command.namespace) != command.flush:
+            self._node.hear(ev.Deposited(command.job, Fault.IO))  # Nobody would look for it there.
+            return
+
+        def deposit() -> tuple[Fault | None, str]:
+            within_s = self._settings.deposit_s_max
+            return errands.deposit(store, self._arena, command, self._writer, within_s)
+
+        fault, cut = await self._in_thread("deposit", deposit)
+        if fault is None:
+            sought = Sought(Boundary(command.boundary, command.digest), cut)
+            following.announced(command.namespace, command.flush, sought)
+        self._node.hear(ev.Deposited(command.job, fault))
+
+    async def _flush(self, following: Following, command: cm.FlushPool) -> None:
+        moved: dict[str, int] = {}
+        fault: Fault | None = None
+        for namespace, number in command.flushes.items():
+            begin = partial(following.begin, namespace, number, self._settings.transfer_s_max)
+            try:
+                begun = await self._in_thread("look", begin)
+            except StorageFault as error:
+                fault = error.fault  # Each look at the pool tries again to tell it.
+                continue
+            if begun != number:
+                moved[namespace.hex()] = begun  # Others had flushes meanwhile.
+        if moved:
+            self.carries(moved)
+        self._node.hear(ev.PoolFlushed(command.job, fault))
+
+    async def _in_thread(self, kind: str, work: Callable[..., _Answer], *given: object) -> _Answer:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads[kind], partial(work, *given))
+
+
+def _nobody(flushes: Mapping[str, int]) -> None:
+    raise AssertionError(f"nobody carries out {flushes}")
+
+
+def _failed(command: Pooled) -> events.Event:
+    match command:
+        case cm.Locate(job=job):
+            return ev.LocateEnded(job, 0, [], Fault.IO)
+        case cm.Pull(job=job, objects=objects):
+            return ev.Pulled(job, [Fault.IO] * len(objects))
+        case cm.Deposit(job=job):
+            return ev.Deposited(job, Fault.IO)
+        case cm.FlushPool(job=job):
+            return ev.PoolFlushed(job, Fault.IO)

@@ -1,0 +1,205 @@
+"""What a pool says of itself: which boundaries it holds, in short, and which flushes there were.
+
+A pool cannot be listed. So who announces a boundary writes its short name into a page, a sealed object
+that all know the name of, and who wants to know reads the pages: one look at their headers, as long as
+nothing has changed. There are a few pages for each namespace and epoch; a node writes into one of them,
+which depends on its name, so that writers seldom meet. A page is replaced as a whole and without a lock: of
+two who replace it at once, one may undo what the other has added. Who has added a name looks for it later,
+and adds it again. Names that are missing, or of boundaries that are lost, cost a miss and no more.
+
+Flushes are numbered, and each leaves a mark that is never removed and can be made only once.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import xxhash
+
+from tiercache.errors import Fault, StorageFault
+from tiercache.state import Key, Record, Shard
+from tiercache.state.canonical import DIGEST_BYTES, digest
+from tiercache.state.names import NAME_BYTES, packed, unpacked
+from tiercache.tiers.remote import Get, Put
+from tiercache.tiers.remote_store import SealedStore
+
+PAGES = 8
+"""For each namespace and epoch. All their headers are looked at each time."""
+
+PAGE_PART, FLUSH_PART = "/page", "/flush"
+"""No part of a layout is called that: their names have no slash."""
+
+LOOKED_TOGETHER = 8
+"""Marks of flushes that are looked for in one call."""
+
+MARKS_MAX = 4096
+"""A pool with more flushes of one namespace than this is not believed."""
+
+WRITES_MAX = 3
+"""How often one who is always overtaken tries to replace a page."""
+
+_ANYTHING = bytes(DIGEST_BYTES)
+
+
+class Pages:
+    """The names that a pool holds of one namespace in one epoch, as they were read last.
+
+    `names_max` bounds what is kept of all pages together. One thread at a time.
+    """
+
+    def __init__(
+        self, store: SealedStore, namespace: bytes, epoch: int, writer: str, names_max: int
+    ) -> None:
+        self._store = store.at(namespace, epoch)
+        self._writer = writer
+        self._names_max = names_max
+        self._keys = [
+            Key(namespace, PAGE_PART, Shard(page, page + 1), "names", _ANYTHING)
+            for page in range(PAGES)
+        ]
+        self._own = hashlib.sha256(writer.encode()).digest()[0] % PAGES
+        self._sums = [b""] * PAGES
+        self._pages: list[list[int]] = [[] for _ in range(PAGES)]
+        self._absent = [0] * PAGES
+
+    @property
+    def names(self) -> set[int]:
+        """All names, as far as there is room for them."""
+        found: set[int] = set()
+        for page in self._pages:
+            found.update(page[: max(0, self._names_max - len(found))])
+        return found
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The names of the page that this node writes into."""
+        return self._pages[self._own]
+
+    def read(self, within_s: float) -> None:
+        """Look at what has changed; raises StorageFault when the pool does not answer.
+
+        A page that is missing counts as empty the second time: it may be on its way to be replaced.
+        """
+        heads = self._store.describe(self._keys, within_s)
+        for fault in heads:
+            if isinstance(fault, StorageFault) and fault.fault is Fault.IO:
+                raise fault
+        for page, head in enumerate(heads):
+            if isinstance(head, Record) and head.checksum == self._sums[page]:
+                self._absent[page] = 0
+            elif isinstance(head, Record):
+                self._take(page, head, within_s)
+            else:
+                self._absent[page] += 1
+                if self._absent[page] > 1:
+                    self._sums[page], self._pages[page] = b"", []
+
+    def _take(self, page: int, head: Record, within_s: float) -> None:
+        """Read one page. What is no page is one without names."""
+        names: list[int] = []
+        if head.nbytes <= self._names_max * NAME_BYTES and head.nbytes % NAME_BYTES == 0:
+            body = bytearray(head.nbytes)
+            get = Get(self._keys[page], memoryview(body), head.checksum)
+            (had,) = self._store.get([get], within_s)
+            if isinstance(had, StorageFault) and had.fault is Fault.IO:
+                raise had
+            if not isinstance(had, Record):
+                return  # Replaced meanwhile: the next look finds the new one.
+            names = unpacked(bytes(body))
+        self._sums[page], self._pages[page], self._absent[page] = head.checksum, names, 0
+
+    def change(
+        self, added: Iterable[int], removed: Iterable[int], within_s: float
+    ) -> StorageFault | None:
+        """Replace the page that this node writes into by one with these changes to it."""
+        page, key = self._own, self._keys[self._own]
+        gone, fresh = set(removed), list(dict.fromkeys(added))
+        try:
+            for _ in range(WRITES_MAX):
+                self.read(within_s)
+                kept = [name for name in self._pages[page] if name not in gone]
+                known = set(kept)
+                kept += [name for name in fresh if name not in known]
+                kept = kept[-self._names_max :]
+                if kept == self._pages[page]:
+                    return None
+                done = self._replace(page, key, kept, within_s)
+                if isinstance(done, StorageFault):
+                    return done
+                if done:
+                    return None
+        except StorageFault as fault:
+            return fault
+        return StorageFault(Fault.IO, f"{key}: others replace it all the time")
+
+    def _replace(
+        self, page: int, key: Key, names: list[int], within_s: float
+    ) -> bool | StorageFault:
+        fault = self._store.forget([key], within_s)
+        if fault is not None:
+            return fault
+        body = packed(names)
+        if body:
+            record = Record(key, 0, 0, len(body), xxhash.xxh3_128_digest(body), self._writer, 0.0)
+            (kept,) = self._store.put([Put(record, memoryview(body))], within_s)
+            if isinstance(kept, StorageFault):
+                return kept
+            if kept.checksum != record.checksum:
+                return False
+            self._sums[page] = record.checksum
+        self._pages[page] = names
+        return True
+
+
+class Marks:
+    """The flushes of namespaces, as the pool knows them. Any number of threads may call."""
+
+    def __init__(self, store: SealedStore) -> None:
+        self._store = store
+
+    def last(self, namespace: bytes, since: int, within_s: float) -> int:
+        """Return the number of the last flush, at least `since`; raises StorageFault."""
+        space = _space(namespace)
+        view, number = self._store.at(space, 0), since
+        while number < MARKS_MAX:
+            keys = [_mark(space, number + ahead) for ahead in range(1, LOOKED_TOGETHER + 1)]
+            there = view.holds(keys, within_s)
+            ahead = there.index(False) if False in there else len(there)
+            number += ahead
+            if ahead < LOOKED_TOGETHER:
+                return number
+        raise StorageFault(Fault.DAMAGED, "more flushes than there can have been")
+
+    def begin(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> int:
+        """Mark a flush; return its number: the one given, or the next one that was free, when others
+        have had that. `nonce` is of this flush only. Raises StorageFault."""
+        while True:
+            if self._make(namespace, number, nonce, within_s):
+                self.fill(namespace, number - 1, nonce, within_s)
+                return number
+            number = self.last(namespace, number, within_s) + 1
+
+    def fill(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> None:
+        """See to it that all flushes up to that number are marked; raises StorageFault."""
+        while number > 0 and self._make(namespace, number, nonce, within_s):
+            number -= 1
+
+    def _make(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> bool:
+        """Make one mark; False when another one has made it."""
+        if number > MARKS_MAX:
+            raise StorageFault(Fault.NO_SPACE, f"{MARKS_MAX} flushes of one namespace")
+        space = _space(namespace)
+        key = _mark(space, number)
+        record = Record(key, 0, 0, len(nonce), xxhash.xxh3_128_digest(nonce), "", 0.0)
+        (kept,) = self._store.at(space, 0).put([Put(record, memoryview(nonce))], within_s)
+        if isinstance(kept, StorageFault):
+            raise kept
+        return kept.checksum == record.checksum
+
+
+def _space(namespace: bytes) -> bytes:
+    """Return where the marks of a namespace are: its own objects go with each flush."""
+    return digest("pool/flushes", namespace)
+
+
+def _mark(space: bytes, number: int) -> Key:
+    return Key(space, FLUSH_PART, Shard(number, number + 1), "mark", _ANYTHING)
