@@ -1,4 +1,5 @@
-"""Whom a node deals with besides its engines: other nodes, and a pool. What that takes is loaded only then."""
+"""Whom a node deals with besides its engines: other nodes, and a pool. What that takes is loaded only
+then."""
 
 from typing import TYPE_CHECKING
 

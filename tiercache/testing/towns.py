@@ -16,7 +16,7 @@ from tiercache.client import Client, Options
 from tiercache.runtime.cluster.documents import Members
 from tiercache.testing import toy
 from tiercache.testing.etcd import free_port
-from tiercache.testing.nodes import Launcher, NodeProcess, Value, eventually
+from tiercache.testing.nodes import Launcher, NodeProcess, Table, Value, eventually
 from tiercache.testing.speaker import Speaker
 from tiercache.wire import clustering
 from tiercache.wire import messages as wire
@@ -24,6 +24,7 @@ from tiercache.wire import messages as wire
 TTL_S = 1
 SUMMARY_S = 0.05
 ANSWER_S = 0.3
+REFRESH_S = 0.1
 DEADLINE_S = 2.0
 """Of a client's calls: longer than a plan may wait for a node, shorter than anybody's patience."""
 
@@ -42,13 +43,15 @@ _clusters = itertools.count(1)
 class Town:
     """Nodes of a cluster of its own, by name, each in the namespace or on the loopback port given for it.
 
-    `etcd`: where they find one another. Clients attach when they are first asked for.
+    `etcd`: where they find one another; without one they have a `pool` in common, or nothing. Clients
+    attach when they are first asked for.
     """
 
-    def __init__(self, etcd: Sequence[str], **changes: Value) -> None:
+    def __init__(self, etcd: Sequence[str], *, pool: Table | None = None, **changes: Value) -> None:
         self.name = f"town-{next(_clusters)}"
         self._etcd = tuple(etcd)
         self._changes = changes
+        self._pool = pool
         self._open = ExitStack()
         self._requests = itertools.count(1)
         self.nodes: dict[str, NodeProcess] = {}
@@ -78,7 +81,11 @@ class Town:
             "transfer_s_max": 5.0,
         }
         folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="tc-")))
-        tables = {"cluster": {**cluster, **self._changes, **changes}}
+        tables: dict[str, Table] = {}
+        if self._etcd:
+            tables["cluster"] = {**cluster, **self._changes, **changes}
+        if self._pool is not None:
+            tables["pool"] = {"name": self.name, "refresh_s": REFRESH_S, **self._pool}
         node = self.nodes[name] = self._open.enter_context(NodeProcess(launcher, folder, **tables))
         node.start()
         return node
@@ -131,6 +138,19 @@ class Town:
             found = [*toy.wrong(loaded, prompt)]
             assert not found or not loaded.held, found
             return loaded.boundary if loaded.held else 0
+
+    def pooled(self, name: str, number: int) -> None:
+        """Have a node save a prompt's state and resume it until it has put it into the pool."""
+        node = self.nodes[name]
+        stored = node.counter("deposits", "stored")
+        self.saved(name, number)
+        assert self.resumed(name, number) == TOKENS
+        assert eventually(
+            lambda: (
+                self.resumed(name, number) == TOKENS and node.counter("deposits", "stored") > stored
+            ),
+            BACK_S,
+        ), node.said()
 
     def comes_to_resume(self, name: str, number: int, within_s: float = BACK_S) -> bool:
         """Whether a node comes to resume a prompt that others hold."""

@@ -1,6 +1,7 @@
 """The pool as one node uses it, from its opening to the end."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -202,6 +203,8 @@ class PoolService:
         if fault is None:
             sought = Sought(Boundary(command.boundary, command.digest), cut)
             following.announced(command.namespace, command.flush, sought)
+            with contextlib.suppress(StorageFault):  # Said with the next look at the pool, then.
+                await self._refresh(following, command.namespace)
         self._node.hear(ev.Deposited(command.job, fault))
 
     async def _flush(self, following: Following, command: cm.FlushPool) -> None:
