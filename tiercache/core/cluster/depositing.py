@@ -44,7 +44,7 @@ class Depositing:
         self._resumes: OrderedDict[_Name, tuple[int, int]] = OrderedDict()  # Clears, resumes.
         self._sending: dict[int, _Sending] = {}
         self._names: set[_Name] = set()
-        self._nbytes = 0
+        self._room = 0  # Memory that stays as it is for them.
 
     def __len__(self) -> int:
         """Deposits on their way."""
@@ -91,19 +91,19 @@ class Depositing:
         books, pool = self._books, self._pool
         assert pool is not None
         limits = books.limits.clustering
-        nbytes = sum(item.nbytes for item in items)
-        most = limits.deposit_share_max * books.space.capacity
         if any(item.host is None for item in items):
             return "absent"
+        nbytes = sum(item.nbytes for item in items)
+        room, most = _room(items), limits.deposit_share_max * books.space.capacity
         if any(books.protection.expiry.is_own(item) for item in items):
             return "ends"  # In the pool nobody would know of it.
         if not _is_even(items):
             return "mixed"
-        if nbytes > most or len(items) > limits.peer_objects_max:
+        if room > most or len(items) > limits.peer_objects_max:
             return "too_large"
         if is_slower(route.shelf, pool.pace, nbytes, (0, boundary)):
             return "slower"
-        busy = len(self._sending) >= limits.deposits_max or self._nbytes + nbytes > most
+        busy = len(self._sending) >= limits.deposits_max or self._room + room > most
         if busy or not self._breaker.may_ask(now) or pool.breaker.is_sick(now):
             return "busy"
         return ""
@@ -113,7 +113,7 @@ class Depositing:
         job = books.next_job()
         self._sending[job] = _Sending(name, shelf, shelf.clears, items)
         self._names.add(name)
-        self._nbytes += sum(item.nbytes for item in items)
+        self._room += _room(items)
         self._breaker.asked()
         objects = []
         for item in items:
@@ -127,9 +127,9 @@ class Depositing:
         """Take in what became of a deposit."""
         books = self._books
         sending = self._sending.pop(event.job)
-        nbytes = sum(item.nbytes for item in sending.items)
         self._names.remove(sending.name)
-        self._nbytes -= nbytes
+        self._room -= _room(sending.items)
+        nbytes = sum(item.nbytes for item in sending.items)
         books.let_go_of(sending.items)
         if event.fault is not None:
             self._breaker.failed(now)
@@ -143,8 +143,13 @@ class Depositing:
         """Raise AssertionError if the books of this do not add up."""
         sending = self._sending.values()
         assert {each.name for each in sending} == self._names
-        assert sum(item.nbytes for each in sending for item in each.items) == self._nbytes
+        assert sum(_room(each.items) for each in sending) == self._room
         assert len(self._resumes) <= self._books.limits.clustering.resumes_max
+
+
+def _room(items: Sequence[Item]) -> int:
+    """Return how many bytes of memory objects take that are all there."""
+    return sum(item.host.size for item in items if item.host is not None)
 
 
 def _is_even(items: Sequence[Item]) -> bool:
