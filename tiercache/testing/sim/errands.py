@@ -99,7 +99,8 @@ class Errands:
         match reply.body:
             case ccm.Located(boundary, records):
                 if records and self.rng.random() < self.net.mad:
-                    records = _wrong(self.rng, records, errand.command)
+                    assert isinstance(errand.command, ccm.Locate)
+                    records = lie(self.rng, records, errand.command)
                 lost = self.net.loses(errand.source, member)
                 self._end(errand, None if lost else (boundary, records))
             case ccm.Lent(objects):
@@ -212,9 +213,8 @@ class Errands:
                 source.world.node.outcomes.append(cev.Pulled(job, faults))
 
 
-def _wrong(rng: random.Random, records: list[Record], asked: ccm.Locate | ccm.Pull) -> list[Record]:
+def lie(rng: random.Random, records: list[Record], asked: ccm.Locate) -> list[Record]:
     """Return records of which one is not what it says."""
-    assert isinstance(asked, ccm.Locate)
     at = rng.randrange(len(records))
     record, digest = records[at], rng.choice(asked.digests)
     lies = (

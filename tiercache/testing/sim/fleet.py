@@ -9,6 +9,7 @@ another prompt, namespace or boundary would be wrong outputs.
 import random
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -21,8 +22,10 @@ from tiercache.core import events as ev
 from tiercache.core.catalog import Status
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
+from tiercache.core.cluster.peers import POOL
 from tiercache.core.limits import Clustering
 from tiercache.testing.sim.errands import Errands, Member, Net
+from tiercache.testing.sim.pool import SimPool, calm, draw_moods
 from tiercache.testing.sim.swarm import draw
 from tiercache.testing.sim.texts import Texts
 from tiercache.testing.sim.world import PEERS, Given, HistoryError, World
@@ -47,14 +50,18 @@ class FleetHistory:
 
 
 class Fleet:
-    """Everything of one seed."""
+    """Everything of one seed. `pooled`: they have a pool in common, and perhaps nothing else."""
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int, *, pooled: bool = False) -> None:
         self.seed = seed
         self.steps = steps
         self.rng = rng = random.Random(seed)
         swarm = draw(rng, steps)
-        limits = msgspec.structs.replace(swarm.limits, clustering=_draw_clustering(rng))
+        clustering = _draw_clustering(rng)
+        if pooled:
+            swarm = calm(rng, swarm)
+            clustering = _draw_pooled(rng, clustering)
+        limits = msgspec.structs.replace(swarm.limits, clustering=clustering)
         self.swarm = replace(
             swarm,
             limits=limits,
@@ -73,6 +80,7 @@ class Fleet:
             flaky=rng.random() * FLAKY_MOST if rng.random() < 0.5 else 0.0,
             mad=0.5 if rng.random() < MAD_SHARE else 0.0,
         )
+        self.pool = SimPool(rng, draw_moods(rng), self.counts) if pooled else None
         self.errands = Errands(self.members, self.net, self.counts, self._call)
         self._calls = 0
         for number in range(rng.choice((2, 2, 3, 4))):
@@ -139,12 +147,24 @@ class Fleet:
 
     # --- what nodes command and answer
 
-    def _abroad(self, name: str, said: ccm.Locate | ccm.Pull | cm.Reply) -> None:
-        member = self.members[name]
-        if isinstance(said, cm.Reply):
-            self._answered(member, said)
-        else:
-            self.errands.send(member, said)
+    def _abroad(
+        self, name: str, said: ccm.Locate | ccm.Pull | ccm.Deposit | ccm.FlushPool | cm.Reply
+    ) -> None:
+        member, pool = self.members[name], self.pool
+        match said:
+            case cm.Reply():
+                self._answered(member, said)
+            case ccm.FlushPool():
+                assert pool is not None
+                pool.flush(member, said)
+            case ccm.Deposit():
+                assert pool is not None
+                pool.send(member, said)
+            case ccm.Locate() | ccm.Pull() if said.peer == POOL:
+                assert pool is not None
+                pool.send(member, said)
+            case _:
+                self.errands.send(member, said)
 
     def _answered(self, member: Member, reply: cm.Reply) -> None:
         if isinstance(reply.body, ccm.Summarised):
@@ -182,7 +202,9 @@ class Fleet:
         ]
         if not due:
             return
-        namespace, number = self.rng.choice(due)
+        self._carry(member, *self.rng.choice(due))
+
+    def _carry(self, member: Member, namespace: bytes, number: int) -> None:
         call = self._call()
         self.clearing[member.name, member.boot, call] = (namespace, number, self.flushes[namespace])
         asked = ev.ClearAsked(member.session, call, namespace.hex(), number)
@@ -226,15 +248,30 @@ class Fleet:
             self.carry_out(member)
         elif chance < 0.25 and self.letters:
             self.deliver(rng.randrange(len(self.letters)))
-        elif chance < 0.25 + FLUSHES_SHARE:
+        elif self.pool is None and chance < 0.25 + FLUSHES_SHARE:
             self.flush()
-        elif chance < 0.6 and (choices := self.errands.steps()):
+        elif self.pool is not None and chance < 0.35:
+            self._swim(self.pool, member)
+        elif chance < 0.6 and (choices := self._on_their_way()):
             rng.choice(choices)()
         else:
             restarts = member.world.restarts
             member.world.step()
             if member.world.restarts > restarts:
                 self._restarted(member)
+
+    def _swim(self, pool: SimPool, member: Member) -> None:
+        """A node looks at the pool; or it goes away, or comes back; or weights change."""
+        chance = self.rng.random()
+        if chance < 0.02:
+            pool.away = not pool.away
+        elif chance < 0.03:
+            self.flush()
+        else:
+            pool.look(member, partial(self._carry, member))
+
+    def _on_their_way(self) -> list[Callable[[], None]]:
+        return [*self.errands.steps(), *(self.pool.steps() if self.pool is not None else ())]
 
     def _restarted(self, member: Member) -> None:
         """Connections to a node that died are noticed by the others; its own ones end there."""
@@ -257,7 +294,7 @@ class Fleet:
         nodes = [member.world.node for member in self.members.values()]
         for _ in range(DRAIN_STEPS_MAX):
             outcomes = [node.deliver for node in nodes if node.outcomes]
-            choices = [*self.errands.steps(), *outcomes]
+            choices = [*self._on_their_way(), *outcomes]
             if not choices:
                 break
             self.rng.choice(choices)()
@@ -281,16 +318,29 @@ class Fleet:
         resumed = sum(member.world.resumed for member in self.members.values())
         for member in self.members.values():
             for name, labels in member.world.node.machine.counters.items():
-                if name.startswith("peer"):
+                if name.startswith(("peer", "pool", "deposits")):
                     self.counts.update({f"{name} {k}".strip(): n for k, n in labels.items()})
         return FleetHistory(
             self.seed, len(self.members), resumed, self.counts["restarts"], self.counts
         )
 
 
-def run_fleet(seed: int, steps: int) -> FleetHistory:
+def run_fleet(seed: int, steps: int, *, pooled: bool = False) -> FleetHistory:
     """Run the history of one seed. Raises `HistoryError`."""
-    return Fleet(seed, steps).run()
+    return Fleet(seed, steps, pooled=pooled).run()
+
+
+def _draw_pooled(rng: random.Random, clustering: Clustering) -> Clustering:
+    return msgspec.structs.replace(
+        clustering,
+        peers_max=rng.choice((0, clustering.peers_max)),
+        pool=True,
+        pool_answer_s_max=rng.choice((0.1, 5.0, 5.0)),
+        resumes_max=rng.choice((2, 1000)),
+        deposit_resumes_min=rng.choice((1, 1, 2)),
+        deposits_max=rng.choice((1, 4)),
+        deposit_share_max=rng.choice((0.2, 0.9)),
+    )
 
 
 def _draw_clustering(rng: random.Random) -> Clustering:

@@ -9,7 +9,7 @@ import xxhash
 
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
-from tiercache.core.cluster.commands import Agree, Announce, Deposit, Locate, Pull
+from tiercache.core.cluster.commands import Agree, Announce, Deposit, FlushPool, Locate, Pull
 from tiercache.core.limits import Limits
 from tiercache.core.machine import Machine
 from tiercache.errors import Fault
@@ -18,6 +18,7 @@ from tiercache.testing.sim.disk import Disk
 
 GARBAGE = 0xA5
 Reading = cm.Fill | cm.Check
+Abroad = Agree | Locate | Pull | Announce | Deposit | FlushPool
 Writing = cm.Store | cm.Forget | cm.Reclaim | cm.Wipe | cm.Remember
 Trace = Callable[[float, ev.Event | cm.Command], None]
 Job = TypeVar("Job")
@@ -52,7 +53,7 @@ class SimNode:
         self.opened = False
         self.opening_pace = 1.0  # How likely the disk is to be among what can happen next.
         self.ticked: Callable[[float], None] = lambda now: None
-        self.abroad: Callable[[Locate | Pull | Announce | Agree | Deposit], None] = _nobody
+        self.abroad: Callable[[Abroad], None] = _nobody
         self.now = 0.0
         self.clock: Callable[[float], float] = _since_1970
         self.check_every = 1
@@ -88,7 +89,7 @@ class SimNode:
             case cm.Check(objects=objects):
                 assert self.opened or all(tier == "host" for _, tier, _ in objects)
                 self.reads.append(command)
-            case Locate() | Pull() | Announce() | Agree() | Deposit():
+            case Locate() | Pull() | Announce() | Agree() | Deposit() | FlushPool():
                 if isinstance(command, Pull):
                     for _, target in command.objects:
                         self.view(target)[:] = bytes([GARBAGE]) * target.size
@@ -232,5 +233,5 @@ def _since_1970(now: float) -> float:
     return 1e9 + now
 
 
-def _nobody(command: Locate | Pull | Announce | Agree | Deposit) -> None:
+def _nobody(command: Abroad) -> None:
     raise AssertionError(f"there are no other nodes: {command}")

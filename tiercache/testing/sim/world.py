@@ -19,10 +19,9 @@ import msgspec
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
 from tiercache.core import guard_events
-from tiercache.core.cluster.commands import Agree, Announce, Deposit, Locate, Pull
 from tiercache.testing.sim.disk import Disk
 from tiercache.testing.sim.engine import Engine
-from tiercache.testing.sim.node import SimNode
+from tiercache.testing.sim.node import Abroad, SimNode
 from tiercache.testing.sim.swarm import Swarm, draw
 from tiercache.testing.sim.texts import Texts
 from tiercache.testing.sim.turn import Script
@@ -85,7 +84,7 @@ class Given:
     rng: random.Random
     swarm: Swarm
     texts: Texts
-    abroad: Callable[[Locate | Pull | Announce | Agree | Deposit | cm.Reply], None]
+    abroad: Callable[[Abroad | cm.Reply], None]
 
 
 class World:
