@@ -8,7 +8,7 @@ value that cannot work is refused as a whole: one error that names the file, the
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, field
 
 from tiercache.budget import PAGE_BYTES
 from tiercache.errors import ConfigError
-from tiercache.settings import Cluster, Events, Pool, Protection, Record
+from tiercache.settings import Cluster, Events, Pool, Protection, Record, wrong
 from tiercache.tables import describe, format_size, read, toml_text
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -380,22 +380,12 @@ def _check(settings: Settings, source: str) -> None:
         least = format_size(NVME_SEGMENTS_MIN * nvme.segment_bytes)
         fix = f"raise it to {least} ({NVME_SEGMENTS_MIN} segments), or lower "
         refuse("nvme.cap_bytes", nvme.cap_bytes, f"{fix}nvme.segment_bytes to {largest}")
-    for key, text, fix in _wrong(settings):
+    for key, text, fix in wrong(settings.protection, settings.events, settings.pool):
         refuse(key, text, fix)
     try:
         bind_address(settings.metrics.bind)
     except ValueError as error:
         refuse("metrics.bind", settings.metrics.bind, str(error))
-
-
-def _wrong(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """Yield keys, values and fixes of tables that check themselves."""
-    for key, tenant in settings.protection.misnamed():
-        fix = "name tenants by eight hexadecimal digits, or -; never write a salt down"
-        yield f"protection.{key}", tenant, fix
-    for table, wrong in (("events", settings.events.wrong()), ("pool", settings.pool.wrong())):
-        if wrong is not None:
-            yield f"{table}.{wrong[0]}", wrong[1], wrong[2]
 
 
 if __name__ == "__main__":

@@ -352,3 +352,13 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes_max: Annotated[
         int, Meta(ge=65_536, description="Recording ends when one start has written so much.")
     ] = 268_435_456
+
+
+def wrong(protection: Protection, events: Events, pool: Pool) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys, values and fixes of what cannot work in tables that check themselves."""
+    for key, tenant in protection.misnamed():
+        fix = "name tenants by eight hexadecimal digits, or -; never write a salt down"
+        yield f"protection.{key}", tenant, fix
+    for table, found in (("events", events.wrong()), ("pool", pool.wrong())):
+        if found is not None:
+            yield f"{table}.{found[0]}", found[1], found[2]

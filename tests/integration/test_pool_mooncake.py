@@ -1,13 +1,12 @@
 """Nodes that share a Mooncake Store and nothing else: real nodes, a real master, a real store process."""
 
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tiercache.testing.mooncake import MooncakeServers, freeze, kill, why_not
+from tiercache.testing.mooncake import MooncakeServers, why_not
 from tiercache.testing.nodes import Launcher, Table, eventually
 from tiercache.testing.towns import BACK_S, TOKENS, Town
 

@@ -6,12 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from tiercache.core.books import Books
-from tiercache.core.cluster import reach
 from tiercache.core.cluster.depositing import Depositing
 from tiercache.core.expiry import Expiry
-from tiercache.testing.sim import HistoryError, pool
+from tiercache.testing.sim import HistoryError
 from tiercache.testing.sim.fleet import run_fleet
-from tiercache.testing.sim.pool import Moods
 
 STEPS = 400
 SEEDS = 200
@@ -42,12 +40,6 @@ def test_a_seed_is_one_history() -> None:
 
 def find_what_is_from_before_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Books, "flush_of", lambda *_: 0)
-
-
-def believe_any_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "fits", lambda *_: True)
-    moods = Moods(loses=0.0, damages=0.0, fails=0.0, full=0.0, lies=1.0)
-    monkeypatch.setattr(pool, "draw_moods", lambda _: moods)
 
 
 def let_go_of_what_a_deposit_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +79,6 @@ Change = Callable[[pytest.MonkeyPatch], None]
     ("mistake", "first"),
     [
         (find_what_is_from_before_a_flush, 0),
-        (believe_any_record, 0),
         (let_go_of_what_a_deposit_reads, 0),
         (keep_what_a_deposit_read, 0),
         (give_away_what_ends, 0),

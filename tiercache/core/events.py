@@ -339,6 +339,9 @@ class Tick(_Event, frozen=True):
     """Time has passed."""
 
 
+Outcome = Sealed | Stored | Filled | Checked | Wiped | PoolFlushed
+"""What commands on this node's tiers came to, and clears of the pool."""
+
 Event = (
     Attached
     | Closed
@@ -359,11 +362,7 @@ Event = (
     | Committed
     | Cancelled
     | Released
-    | Sealed
-    | Stored
-    | Filled
-    | Checked
-    | Wiped
+    | Outcome
     | NvmeOpened
     | Found
     | ScanEnded
@@ -371,5 +370,4 @@ Event = (
     | TierFailed
     | Tick
     | ClusterEvent
-    | PoolFlushed
 )

@@ -109,10 +109,7 @@ class Machine:
                 self._saving.settled(set(), now)
             case ev.NvmeOpened() | ev.Found() | ev.ScanEnded() | ev.NvmeFailed() | ev.TierFailed():
                 self._finding.take(event)
-            case (
-                ev.Sealed() | ev.Stored() | ev.Filled() | ev.Checked() | ev.Wiped()
-                | cluster.PoolFlushed()
-            ):  # fmt: skip
+            case _ if isinstance(event, ev.Outcome):
                 self._complete(event, now)
             case _ if isinstance(event, guard_events.Asked):
                 self._guarding.take(event)
@@ -266,11 +263,7 @@ class Machine:
 
     # --- outcomes
 
-    def _complete(
-        self,
-        event: ev.Sealed | ev.Stored | ev.Filled | ev.Checked | ev.Wiped | cluster.PoolFlushed,
-        now: float,
-    ) -> None:
+    def _complete(self, event: ev.Outcome, now: float) -> None:
         match event:
             case ev.Sealed(job, checksums):
                 self._saving.sealed(job, checksums, now, self._wall)

@@ -197,7 +197,7 @@ class Operation:
         books = self._books
         objects = nbytes = busy = 0
         keys: list[Key] = []
-        flushes = self._pool_flushes(asked)
+        flushes = _pool_flushes(books, asked)
         # What is gone already may be on its way to the disk, where it would be found once more.
         keys.extend(
             item.key
@@ -238,24 +238,6 @@ class Operation:
                 books.forget(keys)
                 self._forgotten(clearing, "nvme" if books.disk is Disk.FAILED else "")
         self._writeback.sweep()
-
-    def _pool_flushes(self, asked: ClearAsked) -> dict[bytes, int]:
-        """Begin flushes of a pool that is shared without a cluster, which would number them; return them.
-
-        Otherwise what is dropped here would come back from there.
-        """
-        books, clustering = self._books, self._books.limits.clustering
-        if not clustering.pool or clustering.peers_max or asked.flush:
-            return {}
-        found = [d for d in books.catalog.shelves if d.hex().startswith(asked.namespace)]
-        if not found and WHOLE_DIGEST.fullmatch(asked.namespace):
-            found = [
-                bytes.fromhex(asked.namespace)
-            ]  # Nobody attached with it here; others may have.
-        flushes = {digest: books.flush_of(digest) + 1 for digest in found}
-        for digest, number in flushes.items():
-            books.flushed(digest, number)
-        return flushes
 
     def was_cleared(self, key: Key) -> bool:
         """Return whether the object's namespace was cleared before the object was found."""
@@ -381,3 +363,20 @@ class Operation:
         ]
         counters = {name: dict(labels) for name, labels in books.counters.values.items()}
         books.reply(asked.session, asked.call, Stats(counters, gauges, namespaces))
+
+
+def _pool_flushes(books: Books, asked: ClearAsked) -> dict[bytes, int]:
+    """Begin flushes of a pool that is shared without a cluster, which would number them; return them.
+
+    Otherwise what is dropped here would come back from there.
+    """
+    clustering = books.limits.clustering
+    if not clustering.pool or clustering.peers_max or asked.flush:
+        return {}
+    found = [d for d in books.catalog.shelves if d.hex().startswith(asked.namespace)]
+    if not found and WHOLE_DIGEST.fullmatch(asked.namespace):
+        found = [bytes.fromhex(asked.namespace)]  # Nobody attached with it here; others may have.
+    flushes = {digest: books.flush_of(digest) + 1 for digest in found}
+    for digest, number in flushes.items():
+        books.flushed(digest, number)
+    return flushes

@@ -120,8 +120,7 @@ class Planning:
         route.passed = True
         name = session.scoped(route.shelf, asked.request)
         self._books.passage.visited(route.shelf, name, asked, route.decided, stops, now)
-        if asked.care.store:
-            self._reach.deposits.resumed(route, session, route.decided, now)
+        self._reach.deposits.resumed(route, session, asked.care.store and route.decided, now)
 
     def _hold(
         self, session: Session, asked: PlanAsked, route: Route, position: int, now: float

@@ -75,8 +75,7 @@ class Following:
         """Return what is known of a namespace in an epoch; nothing of another one stays known."""
         found = self._followed.get(namespace)
         if found is None or found.epoch != epoch:
-            if found is not None:
-                self._tell(found, set())
+            self.forget(namespace)
             pages = Pages(self._store, namespace, epoch, self._writer, self._names_max)
             found = self._followed[namespace] = Followed(pages, epoch)
         return found
@@ -84,7 +83,13 @@ class Following:
     def leave(self, namespaces: set[bytes]) -> None:
         """Follow nothing but these."""
         for namespace in self._followed.keys() - namespaces:
-            self._tell(self._followed.pop(namespace), set())
+            self.forget(namespace)
+
+    def forget(self, namespace: bytes) -> None:
+        """A namespace was flushed: nothing that was known of it is so any more."""
+        found = self._followed.pop(namespace, None)
+        if found is not None:
+            self._tell(found, set())
 
     def announced(self, namespace: bytes, epoch: int, sought: Sought) -> None:
         """A boundary was put there by this node."""

@@ -128,6 +128,7 @@ class PoolService:
             # Nothing of an epoch is used before the pool has said that it is the last one.
             flush = await self._in_thread("look", following.marked, namespace, epoch, within_s)
             if flush > epoch:
+                following.forget(namespace)
                 self.carries({namespace.hex(): flush})
                 return
             if epoch:
@@ -135,6 +136,7 @@ class PoolService:
         found = following.follow(namespace, epoch)
         look = await self._in_thread("look", following.look, namespace, found, within_s)
         if look.names is None:
+            following.forget(namespace)
             self.carries({namespace.hex(): look.flush})
         elif self._node.machine.cluster.flush_of(namespace) == epoch:
             found.read = look.names
@@ -208,19 +210,18 @@ class PoolService:
         self._node.hear(ev.Deposited(command.job, fault))
 
     async def _flush(self, following: Following, command: cm.FlushPool) -> None:
-        moved: dict[str, int] = {}
+        begun = {namespace.hex(): number for namespace, number in command.flushes.items()}
         fault: Fault | None = None
         for namespace, number in command.flushes.items():
+            following.forget(namespace)
             begin = partial(following.begin, namespace, number, self._settings.transfer_s_max)
             try:
-                begun = await self._in_thread("look", begin)
+                begun[namespace.hex()] = await self._in_thread("look", begin)
             except StorageFault as error:
                 fault = error.fault  # Each look at the pool tries again to tell it.
-                continue
-            if begun != number:
-                moved[namespace.hex()] = begun  # Others had flushes meanwhile.
-        if moved:
-            self.carries(moved)
+        # Once more, and kept: others may have had flushes meanwhile, and this node may end before the pool
+        # is told.
+        self.carries(begun)
         self._node.hear(ev.PoolFlushed(command.job, fault))
 
     async def _in_thread(self, kind: str, work: Callable[..., _Answer], *given: object) -> _Answer:
