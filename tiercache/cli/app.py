@@ -236,6 +236,11 @@ def clear(
             return
         done = node.clear(digits)
     _show_dropped(done, json=json, rest="of them in use until they are released")
+    if done.failed == "pool":
+        raise ContentError(
+            "the pool could not be told: what was cleared is out of sight here, and for others once the "
+            "pool answers; clear again then to be sure"
+        )
     if done.failed:
         raise ContentError(
             f"the {done.failed} tier failed: what was cleared is out of sight, but may be back after "
