@@ -89,6 +89,7 @@ class Gate:
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
         self._done = asyncio.Event()
+        self._open: set[asyncio.Task[None]] = set()
         self._port = 0
         self._thread = threading.Thread(target=self._run, name="gate")
         self._thread.start()
@@ -114,8 +115,16 @@ class Gate:
         self._listening.set()
         await self._done.wait()
         server.close()
+        while self._open:  # One may come while others end.
+            for task in self._open:
+                task.cancel()
+            await asyncio.wait(self._open)
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
             request = await _whole_request(reader)
             self.seen.append(request)
