@@ -12,8 +12,8 @@ from tiercache.testing.sim import HistoryError
 from tiercache.testing.sim.fleet import run_fleet
 
 STEPS = 400
-SEEDS = 200
-CHUNK = 50
+SEEDS = 120
+CHUNK = 40
 ENOUGH = 50
 """So many histories find each mistake below."""
 
@@ -78,10 +78,10 @@ Change = Callable[[pytest.MonkeyPatch], None]
 @pytest.mark.parametrize(
     ("mistake", "first"),
     [
-        (find_what_is_from_before_a_flush, 0),
-        (let_go_of_what_a_deposit_reads, 0),
-        (keep_what_a_deposit_read, 0),
-        (give_away_what_ends, 0),
+        (find_what_is_from_before_a_flush, 30),
+        (let_go_of_what_a_deposit_reads, 3),
+        (keep_what_a_deposit_read, 3),
+        (give_away_what_ends, 7),
     ],
 )
 def test_a_mistake_with_a_pool_is_found(

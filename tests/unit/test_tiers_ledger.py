@@ -251,34 +251,84 @@ def marks(fleet: Fleet) -> Marks:
     return Marks(fleet.store)
 
 
-def test_flushes_have_numbers_without_a_gap(fleet: Fleet, marks: Marks) -> None:
-    assert marks.last(SPACE, 0, WITHIN_S) == 0
+def begin(marks: Marks, number: int, nonce: int = 0) -> int:
+    return marks.begin(SPACE, number, nonce.to_bytes(16), WITHIN_S)
+
+
+def last(marks: Marks, space: bytes = SPACE) -> int:
+    return marks.last(space, WITHIN_S)
+
+
+def test_all_hear_of_a_flush(fleet: Fleet, marks: Marks) -> None:
+    other = Marks(fleet.store)
+    assert last(marks) == last(other) == 0
     for number in range(1, 2 * LOOKED_TOGETHER + 2):
-        assert marks.begin(SPACE, number, b"nonce %8d" % number, WITHIN_S) == number
-        assert marks.last(SPACE, 0, WITHIN_S) == number
-    assert marks.last(bytes(32), 0, WITHIN_S) == 0, "of another namespace"
+        assert begin(marks, number) == number
+        assert last(marks) == last(Marks(fleet.store)) == number
+    assert last(other) == number
+    assert last(marks, bytes(32)) == 0, "of another namespace"
     fleet.store.flush(SPACE, 99, WITHIN_S)
-    assert marks.last(SPACE, 0, WITHIN_S) == number, "no flush removes them"
+    assert last(Marks(fleet.store)) == number, "no flush removes them"
 
 
-def test_of_two_who_flush_at_once_one_gets_the_next_number(marks: Marks) -> None:
-    assert marks.begin(SPACE, 1, b"one", WITHIN_S) == 1
-    assert marks.begin(SPACE, 1, b"two", WITHIN_S) == 2
-    assert marks.begin(SPACE, 1, b"one", WITHIN_S) == 1, "its own: it tries again"
+def test_of_two_who_flush_at_once_one_gets_the_next_number() -> None:
+    pool = Overtaken()
+    fleet = Fleet(pool)
+    one, two = Marks(fleet.store), Marks(fleet.store)
+
+    def faster(blob: Blob) -> None:
+        del blob
+        pool.first = None
+        assert begin(two, 1, 2) == 1
+
+    pool.first = faster
+    assert begin(one, 1, 1) == 2
+    assert begin(two, 1, 3) == 3
+    assert last(one) == 3
 
 
-def test_a_node_that_is_ahead_fills_the_gap(marks: Marks) -> None:
-    marks.fill(SPACE, 5, b"one", WITHIN_S)
-    assert marks.last(SPACE, 0, WITHIN_S) == 5
-    assert marks.begin(SPACE, 9, b"two", WITHIN_S) == 9
-    assert marks.last(SPACE, 2, WITHIN_S) == 9
+def test_numbers_need_not_follow_one_another(fleet: Fleet, marks: Marks) -> None:
+    marks.ensure(SPACE, 1_790_000_000_000, bytes(16), WITHIN_S)
+    assert last(marks) == 1_790_000_000_000
+    before = dict(fleet.pool.objects)
+    marks.ensure(SPACE, 5, bytes(16), WITHIN_S)
+    assert fleet.pool.objects == before
+    assert begin(marks, 7) == 1_790_000_000_001
+
+
+def test_two_who_mark_the_same_flush_both_have_it_marked() -> None:
+    pool = Overtaken()
+    fleet = Fleet(pool)
+    one, two = Marks(fleet.store), Marks(fleet.store)
+
+    def faster(blob: Blob) -> None:
+        del blob
+        pool.first = None
+        two.ensure(SPACE, 9, bytes([2]) * 16, WITHIN_S)
+
+    pool.first = faster
+    one.ensure(SPACE, 9, bytes(16), WITHIN_S)
+    assert last(one) == last(two) == 9
 
 
 def test_there_is_a_limit_to_flushes(marks: Marks) -> None:
-    with pytest.raises(StorageFault, match="flushes"):
-        marks.begin(SPACE, MARKS_MAX + 1, b"one", WITHIN_S)
+    marks._known[SPACE] = (MARKS_MAX, 3)
     with pytest.raises(StorageFault, match="more flushes"):
-        marks.last(SPACE, MARKS_MAX, WITHIN_S)
+        begin(marks, 4)
+
+
+@pytest.mark.parametrize("damage", ["damaged", "gone"])
+def test_a_mark_that_cannot_be_read_may_be_any_flush(damage: str) -> None:
+    pool = Overtaken()
+    fleet = Fleet(pool)
+    begin(Marks(fleet.store), 1)
+    if damage == "gone":
+        pool.fails = ("gone",)
+    else:
+        ((path, whole),) = pool.objects.items()
+        pool.objects[path] = whole[:-1] + bytes([whole[-1] ^ 1])
+    with pytest.raises(StorageFault, match=r"moment ago|sealed"):
+        last(Marks(fleet.store))
 
 
 def test_a_pool_that_fails_is_no_pool_without_flushes() -> None:
@@ -286,6 +336,6 @@ def test_a_pool_that_fails_is_no_pool_without_flushes() -> None:
     marks = Marks(Fleet(pool).store)
     pool.fails = ("put",)
     with pytest.raises(StorageFault, match="full"):
-        marks.begin(SPACE, 1, b"one", WITHIN_S)
+        begin(marks, 1)
     with pytest.raises(StorageFault, match="deadline"):
-        marks.last(SPACE, 0, 0.0)
+        marks.last(SPACE, 0.0)

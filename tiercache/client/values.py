@@ -101,10 +101,10 @@ class Place:
     """How deep one node could resume a prompt, and what it takes to do that on the node that was asked.
 
     `node` is "" for that one. `tier`: "host" when all is in its memory, "nvme" or "coming" (from another
-    node) when something is not, "peer" for another node; "" at boundary 0. `nbytes` is what the boundary
-    rests on, over all ranks; `absent_bytes` of it are not in memory there. `seconds`: how long they take
-    to come, `compute_s`: how long the tokens take to compute. -1 for what is not known. `health` of
-    another node is "well", "probed" or "sick".
+    node) when something is not, "peer" for another node, "pool" for the pool that nodes share; "" at
+    boundary 0. `nbytes` is what the boundary rests on, over all ranks; `absent_bytes` of it are not in
+    memory there. `seconds`: how long they take to come, `compute_s`: how long the tokens take to compute.
+    -1 for what is not known. `health` of another node is "well", "probed" or "sick".
     """
 
     node: str

@@ -7,7 +7,7 @@ which depends on its name, so that writers seldom meet. A page is replaced as a 
 two who replace it at once, one may undo what the other has added. Who has added a name looks for it later,
 and adds it again. Names that are missing, or of boundaries that are lost, cost a miss and no more.
 
-Flushes are numbered, and each leaves a mark that is never removed and can be made only once.
+Flushes are numbered, and each leaves a mark that is never removed.
 """
 
 import hashlib
@@ -33,6 +33,9 @@ LOOKED_TOGETHER = 8
 
 MARKS_MAX = 4096
 """A pool with more flushes of one namespace than this is not believed."""
+
+NUMBER_BYTES = 8
+MARK_BYTES = NUMBER_BYTES + 16
 
 WRITES_MAX = 3
 """How often one who is always overtaken tries to replace a page."""
@@ -151,46 +154,66 @@ class Pages:
 
 
 class Marks:
-    """The flushes of namespaces, as the pool knows them. Any number of threads may call."""
+    """The flushes of namespaces, as the pool knows them: a list that is only added to.
+
+    For one thread at a time. Each mark has a place in the list, which only one can take, and says the number of a flush. Numbers
+    ascend, and need not follow one another.
+    """
 
     def __init__(self, store: SealedStore) -> None:
         self._store = store
+        self._known: dict[bytes, tuple[int, int]] = {}  # Namespace -> marks, last number.
 
-    def last(self, namespace: bytes, since: int, within_s: float) -> int:
-        """Return the number of the last flush, at least `since`; raises StorageFault."""
+    def last(self, namespace: bytes, within_s: float) -> int:
+        """Return the number of the last flush, 0 for none; raises StorageFault."""
         space = _space(namespace)
-        view, number = self._store.at(space, 0), since
-        while number < MARKS_MAX:
-            keys = [_mark(space, number + ahead) for ahead in range(1, LOOKED_TOGETHER + 1)]
+        view = self._store.at(space, 0)
+        while True:
+            count, number = self._known.get(namespace, (0, 0))
+            if count >= MARKS_MAX:
+                raise StorageFault(Fault.DAMAGED, "more flushes than there can have been")
+            keys = [_mark(space, count + ahead) for ahead in range(LOOKED_TOGETHER)]
             there = view.holds(keys, within_s)
             ahead = there.index(False) if False in there else len(there)
-            number += ahead
+            if ahead:
+                number = max(number, *self._numbers(view, keys[:ahead], within_s))
+                self._known[namespace] = (count + ahead, number)
             if ahead < LOOKED_TOGETHER:
                 return number
-        raise StorageFault(Fault.DAMAGED, "more flushes than there can have been")
+
+    def _numbers(self, view: SealedStore, keys: Sequence[Key], within_s: float) -> list[int]:
+        """Return what marks say. One that cannot be read may be any flush: that is a fault."""
+        bodies = [bytearray(MARK_BYTES) for _ in keys]
+        gets = [Get(key, memoryview(body)) for key, body in zip(keys, bodies, strict=True)]
+        for key, had in zip(keys, view.get(gets, within_s), strict=True):
+            if isinstance(had, StorageFault):
+                raise had
+            if had is None:
+                raise StorageFault(Fault.IO, f"{key}: a flush that was there a moment ago")
+        return [int.from_bytes(body[:NUMBER_BYTES]) for body in bodies]
 
     def begin(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> int:
-        """Mark a flush; return its number: the one given, or the next one that was free, when others
-        have had that. `nonce` is of this flush only. Raises StorageFault."""
+        """Mark a flush of that number, or of the next one when there was one of that number; return which.
+
+        `nonce` is 16 bytes of this call only. Raises StorageFault.
+        """
         while True:
-            if self._make(namespace, number, nonce, within_s):
-                self.fill(namespace, number - 1, nonce, within_s)
+            number = max(number, self.last(namespace, within_s) + 1)
+            if self._add(namespace, number, nonce, within_s):
                 return number
-            number = self.last(namespace, number, within_s) + 1
 
-    def fill(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> None:
-        """See to it that all flushes up to that number are marked; raises StorageFault."""
-        while number > 0 and self._make(namespace, number, nonce, within_s):
-            number -= 1
+    def ensure(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> None:
+        """See to it that this flush is marked, or a later one; raises StorageFault."""
+        while self.last(namespace, within_s) < number:
+            self._add(namespace, number, nonce, within_s)
 
-    def _make(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> bool:
-        """Make one mark; False when another one has made it."""
-        if number > MARKS_MAX:
-            raise StorageFault(Fault.NO_SPACE, f"{MARKS_MAX} flushes of one namespace")
+    def _add(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> bool:
+        """Add to the end of the list; False when another one was faster."""
         space = _space(namespace)
-        key = _mark(space, number)
-        record = Record(key, 0, 0, len(nonce), xxhash.xxh3_128_digest(nonce), "", 0.0)
-        (kept,) = self._store.at(space, 0).put([Put(record, memoryview(nonce))], within_s)
+        key = _mark(space, self._known.get(namespace, (0, 0))[0])
+        body = number.to_bytes(NUMBER_BYTES) + nonce
+        record = Record(key, 0, 0, len(body), xxhash.xxh3_128_digest(body), "", 0.0)
+        (kept,) = self._store.at(space, 0).put([Put(record, memoryview(body))], within_s)
         if isinstance(kept, StorageFault):
             raise kept
         return kept.checksum == record.checksum

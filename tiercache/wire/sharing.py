@@ -59,10 +59,11 @@ class Place(_Message, frozen=True):
     """How deep one node could resume, and what it takes to do that on the node that was asked.
 
     `node` is "" for the one that was asked. `tier`: "host" when all is in its memory, "nvme" or "coming"
-    (from another node) when something is not, "peer" for another node, which has told so much and is not
-    asked; "" at boundary 0. `nbytes`: what the boundary rests on, over all ranks; `absent_bytes` of it
-    are not in memory here. `seconds`: how long they take to come, `compute_s`: how long the tokens take
-    to compute. -1 for what is not known. `health` is that of the other node.
+    (from another node) when something is not, "peer" for another node, "pool" for the pool that nodes
+    share, which have told so much and are not asked; "" at boundary 0. `nbytes`: what the boundary rests
+    on, over all ranks; `absent_bytes` of it are not in memory here. `seconds`: how long they take to come,
+    `compute_s`: how long the tokens take to compute. -1 for what is not known. `health` is that of the
+    other node.
     """
 
     node: str

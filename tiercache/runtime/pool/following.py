@@ -134,7 +134,7 @@ class Following:
 
         What this node announced and the pages do not say is said in them, if it is still there.
         """
-        flush = self._marks.last(namespace, found.epoch, within_s)
+        flush = self._marks.last(namespace, within_s)
         if flush > found.epoch:
             return Look(flush, None)
         pages = found.pages
@@ -155,14 +155,14 @@ class Following:
                 found.own.pop(name, None)
         return Look(flush, pages.names)
 
-    def marked(self, namespace: bytes, since: int, within_s: float) -> int:
-        """Return the last flush that the pool knows of, at least `since`; raises StorageFault."""
-        return self._marks.last(namespace, since, within_s)
+    def marked(self, namespace: bytes, within_s: float) -> int:
+        """Return the last flush that the pool knows of; raises StorageFault."""
+        return self._marks.last(namespace, within_s)
 
     def mark(self, namespace: bytes, flush: int, within_s: float) -> None:
         """See to it that the pool knows of a flush, and let it forget what is from before; raises
         StorageFault."""
-        self._marks.fill(namespace, flush, secrets.token_bytes(16), within_s)
+        self._marks.ensure(namespace, flush, secrets.token_bytes(16), within_s)
         self._forget(namespace, flush, within_s)
 
     def begin(self, namespace: bytes, flush: int, within_s: float) -> int:

@@ -126,7 +126,7 @@ class PoolService:
         epoch = self._node.machine.cluster.flush_of(namespace)
         if following.epoch_of(namespace) != epoch:
             # Nothing of an epoch is used before the pool has said that it is the last one.
-            flush = await self._in_thread("look", following.marked, namespace, epoch, within_s)
+            flush = await self._in_thread("look", following.marked, namespace, within_s)
             if flush > epoch:
                 following.forget(namespace)
                 self.carries({namespace.hex(): flush})
