@@ -156,8 +156,8 @@ class Pages:
 class Marks:
     """The flushes of namespaces, as the pool knows them: a list that is only added to.
 
-    For one thread at a time. Each mark has a place in the list, which only one can take, and says the number
-    of a flush. Numbers ascend, and need not follow one another.
+    For one thread at a time. Each mark has a place in the list, which only one can take, and says the
+    number of a flush. Numbers ascend, and need not follow one another.
     """
 
     def __init__(self, store: SealedStore) -> None:
