@@ -245,7 +245,7 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=0.05,
             le=3600,
             description="How often one looks what others have put there, and whether they have flushed. "
-            "Costs nine or ten small requests for each namespace.",
+            "Costs about a dozen small requests for each namespace.",
         ),
     ] = 2.0
     boundaries_max: Annotated[

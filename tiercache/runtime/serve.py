@@ -132,6 +132,7 @@ class Sidecar:
         self._node.execute_with(self._executor)
         self._recorder: Recorder | None = None
         self._behind: list[asyncio.Task[None]] = []
+        self.leaves_abruptly = False
         self._cluster = cluster_of(settings, decided, self._arena, self._node)
         self._pool = pool_of(settings, self._arena, self._node, self._cluster)
         if self._cluster is not None:
@@ -198,7 +199,7 @@ class Sidecar:
         if self._prefault is not None:
             clean = self._prefault.close(CLOSE_S) and clean
         if self._pool is not None:
-            clean = await self._pool.close(CLOSE_S) and clean
+            self.leaves_abruptly = not await self._pool.close(CLOSE_S)
         if clean:
             clean = await self._disk.close(CLOSE_S)
         self._importing.shutdown(wait=False)
@@ -225,11 +226,6 @@ class Sidecar:
         self._open.push_async_callback(await http.serve_http(sock, collector, self._readiness))
 
     # --- other nodes
-
-    @property
-    def leaves_abruptly(self) -> bool:
-        """See `Joining.leaves_abruptly`."""
-        return self._pool is not None and self._pool.leaves_abruptly
 
     def _reply(self, reply: commands.Reply) -> None:
         ours = self._cluster or self._pool

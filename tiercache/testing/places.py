@@ -79,14 +79,14 @@ class MoodyPool(MemoryPool):
 class Place:
     """A node: a machine, an engine at it, memory with bytes in it, and its way to the pool."""
 
-    def __init__(self, pool: MemoryPool, name: str, **changes: object) -> None:
+    def __init__(self, pool: MemoryPool, name: str, *, units: int = 1, **changes: object) -> None:
         limits = Limits(
             (MIB,),
             clustering=Clustering(pool=True, pool_answer_s_max=WAIT_S, deposit_resumes_min=1),
             retaining=Retaining("dense", checkpoints_per_path_max=0),
         )
         self.rig = Rig(limits)
-        self.engine = Client(self.rig, hybrid()).attach()
+        self.engine = Client(self.rig, hybrid(units)).attach()
         self.arena = MemoryArena([MIB])
         self.store = SealedStore(pool, Realm("test", SECRET))
         settings = parse(

@@ -11,6 +11,7 @@ Flushes are numbered, and each leaves a mark that is never removed.
 """
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 
 import xxhash
@@ -63,6 +64,8 @@ class Pages:
         self._sums = [b""] * PAGES
         self._pages: list[list[int]] = [[] for _ in range(PAGES)]
         self._absent = [0] * PAGES
+        self.version = 0
+        """How often what they say has changed."""
 
     @property
     def names(self) -> set[int]:
@@ -82,6 +85,7 @@ class Pages:
 
         A page that is missing counts as empty the second time: it may be on its way to be replaced.
         """
+        until = time.monotonic() + within_s
         heads = self._store.describe(self._keys, within_s)
         for fault in heads:
             if isinstance(fault, StorageFault) and fault.fault is Fault.IO:
@@ -90,42 +94,45 @@ class Pages:
             if isinstance(head, Record) and head.checksum == self._sums[page]:
                 self._absent[page] = 0
             elif isinstance(head, Record):
-                self._take(page, head, within_s)
+                self._take(page, head, until)
             else:
                 self._absent[page] += 1
-                if self._absent[page] > 1:
+                if self._absent[page] > 1 and self._sums[page]:
                     self._sums[page], self._pages[page] = b"", []
+                    self.version += 1
 
-    def _take(self, page: int, head: Record, within_s: float) -> None:
+    def _take(self, page: int, head: Record, until: float) -> None:
         """Read one page. What is no page is one without names."""
         names: list[int] = []
         if head.nbytes <= self._names_max * NAME_BYTES and head.nbytes % NAME_BYTES == 0:
             body = bytearray(head.nbytes)
             get = Get(self._keys[page], memoryview(body), head.checksum)
-            (had,) = self._store.get([get], within_s)
+            (had,) = self._store.get([get], until - time.monotonic())
             if isinstance(had, StorageFault) and had.fault is Fault.IO:
                 raise had
             if not isinstance(had, Record):
                 return  # Replaced meanwhile: the next look finds the new one.
             names = unpacked(bytes(body))
         self._sums[page], self._pages[page], self._absent[page] = head.checksum, names, 0
+        self.version += 1
 
     def change(
         self, added: Iterable[int], removed: Iterable[int], within_s: float
     ) -> StorageFault | None:
         """Replace the page that this node writes into by one with these changes to it."""
+        until = time.monotonic() + within_s
         page, key = self._own, self._keys[self._own]
         gone, fresh = set(removed), list(dict.fromkeys(added))
         try:
             for _ in range(WRITES_MAX):
-                self.read(within_s)
+                self.read(until - time.monotonic())
                 kept = [name for name in self._pages[page] if name not in gone]
                 known = set(kept)
                 kept += [name for name in fresh if name not in known]
                 kept = kept[-self._names_max :]
                 if kept == self._pages[page]:
                     return None
-                done = self._replace(page, key, kept, within_s)
+                done = self._replace(page, key, kept, until)
                 if isinstance(done, StorageFault):
                     return done
                 if done:
@@ -134,22 +141,22 @@ class Pages:
             return fault
         return StorageFault(Fault.IO, f"{key}: others replace it all the time")
 
-    def _replace(
-        self, page: int, key: Key, names: list[int], within_s: float
-    ) -> bool | StorageFault:
-        fault = self._store.forget([key], within_s)
+    def _replace(self, page: int, key: Key, names: list[int], until: float) -> bool | StorageFault:
+        fault = self._store.forget([key], until - time.monotonic())
         if fault is not None:
             return fault
         body = packed(names)
         if body:
             record = Record(key, 0, 0, len(body), xxhash.xxh3_128_digest(body), self._writer, 0.0)
-            (kept,) = self._store.put([Put(record, memoryview(body))], within_s)
+            left_s = until - time.monotonic()
+            (kept,) = self._store.put([Put(record, memoryview(body))], left_s)
             if isinstance(kept, StorageFault):
                 return kept
             if kept.checksum != record.checksum:
                 return False
             self._sums[page] = record.checksum
         self._pages[page] = names
+        self.version += 1
         return True
 
 
@@ -166,6 +173,7 @@ class Marks:
 
     def last(self, namespace: bytes, within_s: float) -> int:
         """Return the number of the last flush, 0 for none; raises StorageFault."""
+        until = time.monotonic() + within_s
         space = _space(namespace)
         view = self._store.at(space, 0)
         while True:
@@ -173,19 +181,19 @@ class Marks:
             if count >= MARKS_MAX:
                 raise StorageFault(Fault.DAMAGED, "more flushes than there can have been")
             keys = [_mark(space, count + ahead) for ahead in range(LOOKED_TOGETHER)]
-            there = view.holds(keys, within_s)
+            there = view.holds(keys, until - time.monotonic())
             ahead = there.index(False) if False in there else len(there)
             if ahead:
-                number = max(number, *self._numbers(view, keys[:ahead], within_s))
+                number = max(number, *self._numbers(view, keys[:ahead], until))
                 self._known[namespace] = (count + ahead, number)
             if ahead < LOOKED_TOGETHER:
                 return number
 
-    def _numbers(self, view: SealedStore, keys: Sequence[Key], within_s: float) -> list[int]:
+    def _numbers(self, view: SealedStore, keys: Sequence[Key], until: float) -> list[int]:
         """Return what marks say. One that cannot be read may be any flush: that is a fault."""
         bodies = [bytearray(MARK_BYTES) for _ in keys]
         gets = [Get(key, memoryview(body)) for key, body in zip(keys, bodies, strict=True)]
-        for key, had in zip(keys, view.get(gets, within_s), strict=True):
+        for key, had in zip(keys, view.get(gets, until - time.monotonic()), strict=True):
             if isinstance(had, StorageFault):
                 raise had
             if had is None:
@@ -197,23 +205,26 @@ class Marks:
 
         `nonce` is 16 bytes of this call only. Raises StorageFault.
         """
+        until = time.monotonic() + within_s
         while True:
-            number = max(number, self.last(namespace, within_s) + 1)
-            if self._add(namespace, number, nonce, within_s):
+            number = max(number, self.last(namespace, until - time.monotonic()) + 1)
+            if self._add(namespace, number, nonce, until):
                 return number
 
     def ensure(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> None:
         """See to it that this flush is marked, or a later one; raises StorageFault."""
-        while self.last(namespace, within_s) < number:
-            self._add(namespace, number, nonce, within_s)
+        until = time.monotonic() + within_s
+        while self.last(namespace, until - time.monotonic()) < number:
+            self._add(namespace, number, nonce, until)
 
-    def _add(self, namespace: bytes, number: int, nonce: bytes, within_s: float) -> bool:
+    def _add(self, namespace: bytes, number: int, nonce: bytes, until: float) -> bool:
         """Add to the end of the list; False when another one was faster."""
         space = _space(namespace)
         key = _mark(space, self._known.get(namespace, (0, 0))[0])
         body = number.to_bytes(NUMBER_BYTES) + nonce
         record = Record(key, 0, 0, len(body), xxhash.xxh3_128_digest(body), "", 0.0)
-        (kept,) = self._store.at(space, 0).put([Put(record, memoryview(body))], within_s)
+        left_s = until - time.monotonic()
+        (kept,) = self._store.at(space, 0).put([Put(record, memoryview(body))], left_s)
         if isinstance(kept, StorageFault):
             raise kept
         return kept.checksum == record.checksum

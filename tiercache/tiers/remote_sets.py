@@ -175,6 +175,25 @@ class Sets:
         key = _key(announced.namespace, announced.boundary, announced.cut)
         return self._store.forget([key], within_s)
 
+    def retract(
+        self, namespace: bytes, sought: Sequence[Sought], within_s: float
+    ) -> StorageFault | None:
+        """Remove the manifests of those of these sets that are not whole, for everybody.
+
+        Who has put them there may do so again: what is announced is not.
+        """
+        until = self._clock() + within_s
+        try:
+            held = self.holds(namespace, sought, within_s)
+            for each in (each for each, there in zip(sought, held, strict=True) if there):
+                if self.find(namespace, [each], self._left(until)) is None:
+                    fault = self._store.forget([_key(namespace, *each)], self._left(until))
+                    if fault is not None:
+                        return fault
+        except StorageFault as fault:
+            return fault
+        return None
+
     def _read(self, key: Key, boundary: Boundary, until: float) -> Announced | None:
         """Return the set that a manifest names; None when it is lost, damaged or foreign.
 

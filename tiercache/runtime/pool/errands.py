@@ -34,12 +34,12 @@ stays; and what is not there after all is a miss."""
 
 
 class Found(NamedTuple):
-    """What the pool has of a prompt: the boundary, 0 for none, and the objects that the asker lacks. Of the
-    short names in `missed`, deeper ones, it has nothing that this engine could use."""
+    """What the pool has of a prompt: the boundary, 0 for none, and the objects that the asker lacks. At the
+    deeper ones in `missed` it has nothing whole that this engine could use."""
 
     boundary: int
     records: list[Record]
-    missed: list[int]
+    missed: list[Sought]
 
 
 def find(
@@ -63,7 +63,7 @@ def find(
         sets = Sets(store.at(namespace, asked.flush))
         found = sets.find(namespace, sought, within_s, looked_max=looked_max)
     depth = found.boundary.tokens if found is not None else 0
-    missed = [short(namespace, each.digest) for each in boundaries if each.tokens > depth]
+    missed = [each for each in sought if each.boundary.tokens > depth]
     if found is None:
         return Found(0, [], missed)
     needed = [record for record in found.members if _lacks(record, layout, asked.whole)]
@@ -95,16 +95,39 @@ def cuts_of(layout: Layout, asked: cm.Locate) -> Iterator[str]:
             )
 
 
+def retract(store: SealedStore, asked: cm.Locate, missed: list[Sought], within_s: float) -> None:
+    """Take back what was announced and is not whole, so that it is put there again."""
+    fault = Sets(store.at(asked.namespace, asked.flush)).retract(asked.namespace, missed, within_s)
+    if fault is not None:
+        raise fault
+
+
 def fetch(store: SealedStore, arena: Arena, asked: cm.Pull, within_s: float) -> list[Fault | None]:
-    """Fill the targets; return what became of each. It waits for a pool that has not let go of them."""
+    """Fill the targets; return what became of each. It waits for a pool that has not let go of them.
+
+    What comes damaged is asked for once more. If it is damaged again, where most of the rest is not, it is
+    so in the pool and not on the way: it is removed, and has room again.
+    """
+    until = time.monotonic() + within_s
     gets = [
         Get(record.key, arena.view(target)[: record.nbytes], record.checksum)
         for record, target in asked.objects
     ]
     (namespace,) = {record.key.namespace for record, _ in asked.objects}
-    outcomes = store.at(namespace, asked.flush).get(gets, within_s)
+    view = store.at(namespace, asked.flush)
+    outcomes = view.get(gets, within_s)
     settle(outcomes)
-    return [_fault_of(outcome) for outcome in outcomes]
+    faults = [_fault_of(outcome) for outcome in outcomes]
+    damaged = [at for at, fault in enumerate(faults) if fault is Fault.DAMAGED]
+    if damaged:
+        again = view.get([gets[at] for at in damaged], until - time.monotonic())
+        settle(again)
+        for at, outcome in zip(damaged, again, strict=True):
+            faults[at] = _fault_of(outcome)
+        wrong = [gets[at].key for at in damaged if faults[at] is Fault.DAMAGED]
+        if len(wrong) < faults.count(None):
+            view.forget(wrong, until - time.monotonic())
+    return faults
 
 
 def _fault_of(outcome: Had) -> Fault | None:

@@ -1,5 +1,6 @@
 """What this node knows of the pool: its boundaries by short name, and its flushes."""
 
+import itertools
 import secrets
 import time
 from collections import OrderedDict
@@ -16,6 +17,9 @@ from tiercache.tiers.remote_store import SealedStore
 DOUBT_S = 60.0
 """How long a boundary is not told to the core that was not there for it."""
 
+CHECKED_TOGETHER = 4
+"""Of what this node announced, so many are looked for each time."""
+
 DOUBTED_MAX = 65_536
 
 
@@ -26,6 +30,7 @@ class Followed:
         self.pages = pages
         self.epoch = epoch
         self.read: set[int] = set()  # As it was found in the pool.
+        self.version = 0  # Of the pages, when they were.
         self.own: dict[int, Sought] = {}  # Announced here, and perhaps not told in the pool yet.
         self.doubted: OrderedDict[int, float] = OrderedDict()
         self.told: set[int] = set()  # To the core.
@@ -36,6 +41,7 @@ class Look(NamedTuple):
 
     flush: int
     names: set[int] | None
+    version: int = 0
 
 
 class Following:
@@ -113,6 +119,12 @@ class Following:
                 found.doubted.popitem(last=False)
             self.tell(found)
 
+    def looked(self, found: Followed, names: set[int], version: int) -> None:
+        """This is what the pages say."""
+        if version != found.version or found.doubted:
+            found.read, found.version = names, version
+            self.tell(found)
+
     def tell(self, found: Followed) -> None:
         """Tell the core what there may be for it."""
         now = time.monotonic()
@@ -134,30 +146,40 @@ class Following:
 
         What this node announced and the pages do not say is said in them, if it is still there.
         """
+        until = time.monotonic() + within_s
         flush = self._marks.last(namespace, within_s)
         if flush > found.epoch:
             return Look(flush, None)
         pages = found.pages
-        pages.read(within_s)
+        pages.read(until - time.monotonic())
         own = set(pages.own)
         unsaid = {name: sought for name, sought in list(found.own.items()) if name not in own}
         doubted = {name: found.own[name] for name in list(found.doubted) if name in found.own}
-        looked = {**unsaid, **doubted}
+        looked = {**unsaid, **doubted, **self._some(found)}
         if looked:
             there = Sets(self._store.at(namespace, found.epoch)).holds(
-                namespace, list(looked.values()), within_s
+                namespace, list(looked.values()), until - time.monotonic()
             )
             held = {name for name, is_there in zip(looked, there, strict=True) if is_there}
-            fault = pages.change(held - own, looked.keys() - held, within_s)
+            left_s = until - time.monotonic()
+            fault = pages.change(held - own, looked.keys() - held, left_s)
             if fault is not None:
                 raise fault
             for name in looked.keys() - held:
                 found.own.pop(name, None)
-        return Look(flush, pages.names)
+        return Look(flush, pages.names, pages.version)
 
     def marked(self, namespace: bytes, within_s: float) -> int:
         """Return the last flush that the pool knows of; raises StorageFault."""
         return self._marks.last(namespace, within_s)
+
+    def _some(self, found: Followed) -> dict[int, Sought]:
+        """Return a few of those that this node announced, in turn: others may have found them lost."""
+        names = list(itertools.islice(found.own, CHECKED_TOGETHER))
+        some = {}
+        for name in names:
+            some[name] = found.own[name] = found.own.pop(name)
+        return some
 
     def mark(self, namespace: bytes, flush: int, within_s: float) -> None:
         """See to it that the pool knows of a flush, and let it forget what is from before; raises

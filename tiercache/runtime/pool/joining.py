@@ -53,11 +53,6 @@ class Joining:
             cluster.tells_of(self.row)
 
     @property
-    def leaves_abruptly(self) -> bool:
-        """Whether the process must end without Python's own farewell: Mooncake's client hangs in it."""
-        return self._settings.kind == "mooncake"
-
-    @property
     def unreachable(self) -> bool:
         """Whether the last look at the pool failed."""
         return self._service.state.startswith("unreachable")
@@ -76,8 +71,11 @@ class Joining:
             self._tasks = None
 
     async def close(self, within_s: float) -> bool:
-        """See `PoolService.close`."""
-        return await self._service.close(within_s)
+        """Let go of the pool; False when the process must end without Python's own farewell.
+
+        It must when calls hang and hold memory, and with Mooncake, whose client would take its time.
+        """
+        return await self._service.close(within_s) and self._settings.kind != "mooncake"
 
     def answered(self, reply: commands.Reply) -> None:
         """The machine answers what this node asked itself, where there is no cluster."""

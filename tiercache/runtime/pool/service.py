@@ -12,14 +12,15 @@ from typing import Protocol, TypeVar
 from tiercache.core import events
 from tiercache.core.cluster import commands as cm
 from tiercache.core.cluster import events as ev
-from tiercache.errors import Fault, StorageFault
-from tiercache.runtime.log import Seldom, say
+from tiercache.errors import ConfigError, Fault, StorageFault
+from tiercache.runtime.log import LOG, Seldom, say
 from tiercache.runtime.node import Node, Pooled
 from tiercache.runtime.pool import errands
 from tiercache.runtime.pool.following import Following
 from tiercache.runtime.pool.opening import open_store
 from tiercache.settings import Pool
 from tiercache.state import Boundary, Extent
+from tiercache.state.names import short
 from tiercache.tiers.base import Arena
 from tiercache.tiers.remote_sealed import Realm
 from tiercache.tiers.remote_sets import Sought
@@ -69,7 +70,6 @@ class PoolService:
         self._following: Following | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._seldom = Seldom()
-        self._heard_at = 0.0
         self.state = "opening"
         self.carries: Carries = _nobody
 
@@ -109,17 +109,21 @@ class PoolService:
     async def _refresh_all(self, following: Following) -> None:
         served = self._node.machine.cluster.served()
         following.leave(set(served))
-        try:
-            for namespace in served:
+        failed: StorageFault | None = None
+        for namespace in served:
+            try:
                 await self._refresh(following, namespace)
-        except StorageFault as fault:
-            self.state = f"unreachable: {fault}"
-            held = self._seldom.due("unreachable", time.monotonic())
-            if held is not None:
-                say(logging.WARNING, "pool unreachable", reason=str(fault), held_back=held)
-        else:
+            except StorageFault as fault:
+                failed = fault
+                if fault.fault is Fault.IO:  # The others would wait for as long.
+                    break
+        if failed is None:
             self.state = "ready"
-            self._heard_at = time.monotonic()
+            return
+        self.state = f"unreachable: {failed}"
+        held = self._seldom.due("unreachable", time.monotonic())
+        if held is not None:
+            say(logging.WARNING, "pool unreachable", reason=str(failed), held_back=held)
 
     async def _refresh(self, following: Following, namespace: bytes) -> None:
         within_s = self._settings.transfer_s_max
@@ -139,8 +143,7 @@ class PoolService:
             following.forget(namespace)
             self.carries({namespace.hex(): look.flush})
         elif self._node.machine.cluster.flush_of(namespace) == epoch:
-            found.read = look.names
-            following.tell(found)
+            following.looked(found, look.names, look.version)
 
     # --- what the core wants
 
@@ -154,7 +157,7 @@ class PoolService:
             case cm.Locate():
                 work = self._locate(store, following, command)
             case cm.Pull():
-                work = self._pull(store, command)
+                work = self._pull(store, following, command)
             case cm.Deposit():
                 work = self._deposit(store, following, command)
             case cm.FlushPool():
@@ -178,18 +181,34 @@ class PoolService:
         except StorageFault as fault:
             self._node.hear(ev.LocateEnded(command.job, 0, [], fault.fault))
             return
-        following.missed(namespace, command.flush, found.missed)
+        digests = {each.boundary.digest for each in found.missed}
+        names = [short(namespace, digest) for digest in digests]
+        following.missed(namespace, command.flush, names)
         self._node.hear(ev.LocateEnded(command.job, found.boundary, found.records, None))
+        if found.missed:
+            within_s = self._settings.transfer_s_max
+            with contextlib.suppress(StorageFault):  # The next one who misses it tries again.
+                await self._in_thread(
+                    "look", errands.retract, store, command, found.missed, within_s
+                )
 
-    async def _pull(self, store: SealedStore, command: cm.Pull) -> None:
-        faults = await self._in_thread(
-            "fetch", errands.fetch, store, self._arena, command, self._settings.transfer_s_max
-        )
+    async def _pull(self, store: SealedStore, following: Following, command: cm.Pull) -> None:
+        within_s = self._settings.transfer_s_max
+        try:
+            faults = await self._in_thread(
+                "fetch", errands.fetch, store, self._arena, command, within_s
+            )
+        except StorageFault as fault:
+            faults = [fault.fault] * len(command.objects)
         damaged = faults.count(Fault.DAMAGED)
         if damaged:
             held = self._seldom.due("damaged", time.monotonic())
             if held is not None:
                 say(logging.ERROR, "damaged bytes from the pool", objects=damaged, held_back=held)
+        if damaged or Fault.MISSING in faults:
+            deepest = max((record for record, _ in command.objects), key=lambda each: each.end)
+            namespace, digest = deepest.key.namespace, deepest.key.digest
+            following.missed(namespace, command.flush, [short(namespace, digest)])
         self._node.hear(ev.Pulled(command.job, faults))
 
     async def _deposit(self, store: SealedStore, following: Following, command: cm.Deposit) -> None:
@@ -201,7 +220,10 @@ class PoolService:
             within_s = self._settings.deposit_s_max
             return errands.deposit(store, self._arena, command, self._writer, within_s)
 
-        fault, cut = await self._in_thread("deposit", deposit)
+        try:
+            fault, cut = await self._in_thread("deposit", deposit)
+        except StorageFault as error:
+            fault, cut = error.fault, ""
         if fault is None:
             sought = Sought(Boundary(command.boundary, command.digest), cut)
             following.announced(command.namespace, command.flush, sought)
@@ -225,8 +247,19 @@ class PoolService:
         self._node.hear(ev.PoolFlushed(command.job, fault))
 
     async def _in_thread(self, kind: str, work: Callable[..., _Answer], *given: object) -> _Answer:
+        """Return what `work` returns; raises ConfigError and StorageFault.
+
+        Somebody else's library is at work there, and may raise anything: that is a pool that fails.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads[kind], partial(work, *given))
+        try:
+            return await loop.run_in_executor(self._threads[kind], partial(work, *given))
+        except (ConfigError, StorageFault):
+            raise
+        except Exception as error:
+            if self._seldom.due("raised", time.monotonic()) is not None:
+                LOG.exception("the pool's library failed")
+            raise StorageFault(Fault.IO, f"{type(error).__name__}") from error
 
 
 def _nobody(flushes: Mapping[str, int]) -> None:
