@@ -21,7 +21,7 @@ from tiercache.runtime.pool.opening import NAME, open_store, realm_of
 from tiercache.settings import Pool
 from tiercache.state import Extent
 from tiercache.testing.places import WAIT_S, MoodyPool, Place, in_touch, path_of
-from tiercache.testing.sim.rig import hybrid
+from tiercache.testing.sim.rig import Client, hybrid
 from tiercache.tiers.remote_sealed import Realm
 
 
