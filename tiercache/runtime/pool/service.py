@@ -193,11 +193,13 @@ class PoolService:
                 )
 
     async def _pull(self, store: SealedStore, following: Following, command: cm.Pull) -> None:
-        within_s = self._settings.transfer_s_max
+        until = time.monotonic() + self._settings.transfer_s_max
+
+        def fetch() -> list[Fault | None]:
+            return errands.fetch(store, self._arena, command, until - time.monotonic())
+
         try:
-            faults = await self._in_thread(
-                "fetch", errands.fetch, store, self._arena, command, within_s
-            )
+            faults = await self._in_thread("fetch", fetch)
         except StorageFault as fault:
             faults = [fault.fault] * len(command.objects)
         damaged = faults.count(Fault.DAMAGED)
@@ -216,9 +218,11 @@ class PoolService:
             self._node.hear(ev.Deposited(command.job, Fault.IO))  # Nobody would look for it there.
             return
 
+        until = time.monotonic() + self._settings.deposit_s_max
+
         def deposit() -> tuple[Fault | None, str]:
-            within_s = self._settings.deposit_s_max
-            return errands.deposit(store, self._arena, command, self._writer, within_s)
+            left_s = until - time.monotonic()
+            return errands.deposit(store, self._arena, command, self._writer, left_s)
 
         try:
             fault, cut = await self._in_thread("deposit", deposit)
