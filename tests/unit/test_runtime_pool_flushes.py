@@ -112,6 +112,26 @@ def test_a_clear_that_the_pool_did_not_hear_of_is_told_later(
     run(work())
 
 
+def test_a_pool_that_forgot_a_flush_is_told_again(
+    pool: MoodyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        a = Place(pool, "a")
+        namespace = a.engine.namespace.digest
+        async with in_touch(monkeypatch, a):
+            asked = ev.ClearAsked(900, a.rig.number(), namespace.hex())
+            a.rig.tell(asked)
+            a.pump()
+            await a.until(lambda: (900, asked.call) in a.rig.answers)
+            pool.objects.clear()
+            await a.until(lambda: bool(pool.objects))
+            late = Place(pool, "late")
+            async with in_touch(monkeypatch, late):
+                await late.until(lambda: late.rig.machine.cluster.flush_of(namespace) == 1)
+
+    run(work())
+
+
 def test_nothing_is_used_of_an_epoch_that_the_pool_has_not_confirmed(
     pool: MoodyPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

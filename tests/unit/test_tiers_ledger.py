@@ -311,6 +311,19 @@ def test_two_who_mark_the_same_flush_both_have_it_marked() -> None:
     assert last(one) == last(two) == 9
 
 
+def test_a_pool_that_lost_its_marks_begins_again(fleet: Fleet, marks: Marks) -> None:
+    other = Marks(fleet.store)
+    for number in (1, 2, 3):
+        begin(marks, number)
+    assert last(other) == 3
+    fleet.pool.objects.clear()
+    assert last(marks) == 0
+    marks.ensure(SPACE, 3, bytes(16), WITHIN_S)
+    assert last(other) == last(Marks(fleet.store)) == 3
+    assert begin(Marks(fleet.store), 1) == 4
+    assert last(marks) == last(other) == 4
+
+
 def test_there_is_a_limit_to_flushes(marks: Marks) -> None:
     marks._known[SPACE] = (MARKS_MAX, 3)
     with pytest.raises(StorageFault, match="more flushes"):

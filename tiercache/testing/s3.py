@@ -125,7 +125,9 @@ class Gate:
         assert task is not None
         self._open.add(task)
         task.add_done_callback(self._open.discard)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        # Cancelled only at the end of the gate, where a cancelled task would be reported as an error.
+        ends = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*ends), contextlib.closing(writer):
             request = await _whole_request(reader)
             self.seen.append(request)
             there, back = await asyncio.open_connection(HOST, self._to)

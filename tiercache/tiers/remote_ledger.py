@@ -172,7 +172,10 @@ class Marks:
         self._known: dict[bytes, tuple[int, int]] = {}  # Namespace -> marks, last number.
 
     def last(self, namespace: bytes, within_s: float) -> int:
-        """Return the number of the last flush, 0 for none; raises StorageFault."""
+        """Return the number of the last flush, 0 for none; raises StorageFault.
+
+        It may go back: a pool that loses its marks knows of no flush. Who does says so again.
+        """
         until = time.monotonic() + within_s
         space = _space(namespace)
         view = self._store.at(space, 0)
@@ -180,12 +183,17 @@ class Marks:
             count, number = self._known.get(namespace, (0, 0))
             if count >= MARKS_MAX:
                 raise StorageFault(Fault.DAMAGED, "more flushes than there can have been")
-            keys = [_mark(space, count + ahead) for ahead in range(LOOKED_TOGETHER)]
+            first = max(0, count - 1)
+            keys = [_mark(space, first + ahead) for ahead in range(LOOKED_TOGETHER)]
             there = view.holds(keys, until - time.monotonic())
+            if count and not there[0]:
+                del self._known[namespace]  # The pool has lost its list, and begins another.
+                continue
             ahead = there.index(False) if False in there else len(there)
-            if ahead:
-                number = max(number, *self._numbers(view, keys[:ahead], until))
-                self._known[namespace] = (count + ahead, number)
+            fresh = keys[count - first : ahead]
+            if fresh:
+                number = max(number, *self._numbers(view, fresh, until))
+                self._known[namespace] = (first + ahead, number)
             if ahead < LOOKED_TOGETHER:
                 return number
 

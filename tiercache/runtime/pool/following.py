@@ -150,6 +150,8 @@ class Following:
         flush = self._marks.last(namespace, within_s)
         if flush > found.epoch:
             return Look(flush, None)
+        if flush < found.epoch:  # The pool has forgotten it.
+            self.mark(namespace, found.epoch, until - time.monotonic())
         pages = found.pages
         pages.read(until - time.monotonic())
         own = set(pages.own)
