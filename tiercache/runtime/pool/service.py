@@ -215,6 +215,11 @@ class PoolService:
 
     async def _deposit(self, store: SealedStore, following: Following, command: cm.Deposit) -> None:
         if following.epoch_of(command.namespace) != command.flush:
+            with contextlib.suppress(
+                StorageFault
+            ):  # After a start, or a clear: it was not looked yet.
+                await self._refresh(following, command.namespace)
+        if following.epoch_of(command.namespace) != command.flush:
             self._node.hear(ev.Deposited(command.job, Fault.IO))  # Nobody would look for it there.
             return
 
