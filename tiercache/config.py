@@ -213,7 +213,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             description="How fast engines compute the start of a prompt that do not say so when they "
-            "attach. What comes back from disk more slowly is declined. 0: not known, nothing is.",
+            "attach. What comes from disk, other nodes or a pool more slowly is declined. 0: not known, "
+            "nothing is.",
         ),
     ] = 0.0
 

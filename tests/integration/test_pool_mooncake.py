@@ -102,6 +102,19 @@ def test_a_store_process_that_freezes_holds_memory_and_nothing_else(
     ), "the master may have forgotten the store process, and so the object"
 
 
+def test_a_node_ends_in_order_while_the_pool_holds_its_memory(
+    town: Town, servers: MooncakeServers
+) -> None:
+    town.pooled("a", 1)
+    assert known(town, "b", 1)
+    freeze(servers.stores[0])
+    assert town.resumed("b", 1) == 0
+    b = town.nodes["b"]
+    started = time.monotonic()
+    assert b.stop() == 0, b.said()
+    assert time.monotonic() - started < 12, "3 s for each of those who are waited for"
+
+
 def test_a_pool_that_is_full_takes_no_more(servers: MooncakeServers, launcher: Launcher) -> None:
     pool: Table = {"kind": "mooncake", "mooncake_master": servers.address}
     with Town([], pool=pool) as town:
