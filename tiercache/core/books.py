@@ -129,28 +129,28 @@ class Books:
         item.idle = False
         self.eviction.remove(item)
 
-    def look_at(self, item: Item) -> None:
-        """Like `use`, but the item keeps its place in the order of eviction: nobody wanted it."""
-        item.users += 1
+    def look_at(self, items: Iterable[Item]) -> None:
+        """Like `use` of each, but they keep their places in the order of eviction: nobody wanted them."""
+        for item in items:
+            item.users += 1
 
     def let_go(self, item: Item) -> None:
         """End one use. The last one makes a held item droppable and frees a doomed one."""
-        assert item.users > 0
-        item.users -= 1
-        if item.users == 0:
-            self._settle(item)
+        self.let_go_of((item,))
 
     def let_go_of(self, items: Sequence[Item]) -> None:
         """End one use of each: deep blocks become droppable before the shallow ones they rest on."""
         for item in reversed(items):
-            self.let_go(item)
+            item.users -= 1
+            assert item.users >= 0
+            if not item.users and not item.idle:
+                self._settle(item)
 
     def _settle(self, item: Item) -> None:
         if item.status is Status.DOOMED:
             self.doomed.discard(item)
-            for extent in (item.host, item.target):
-                if extent is not None:
-                    self.free(item, extent)
+            for extent in filter(None, (item.host, item.target)):
+                self.free(item, extent)
             item.host = item.target = None
         elif (
             not item.idle

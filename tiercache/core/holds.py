@@ -52,8 +52,7 @@ class Holds:
         items = list(dict.fromkeys(items))
         if not items or until <= now:
             return
-        for item in items:
-            self._books.look_at(item)  # Reading it is what makes it recent.
+        self._books.look_at(items)  # Reading them is what makes them recent.
         self._holds[name] = Hold(items, until)
         self._held += len(items)
         self._soonest = min(self._soonest, until)

@@ -315,7 +315,7 @@ class Operation:
         job = books.next_job()
         objects: list[tuple[Record, str, Extent]] = []
         for item, tier, extent in copies:
-            books.look_at(item)
+            books.look_at([item])
             if tier == "nvme":
                 books.log.started(extent)
             objects.append((item.record, tier, extent))

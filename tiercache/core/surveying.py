@@ -1,7 +1,7 @@
 """What is held along a path: for engines that choose the boundary themselves, and fetch by name."""
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import compress, takewhile
 
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Entry, Item, Shelf
@@ -163,9 +163,11 @@ class Path:
         held = [entry.held for entry in self.entries]
         depth = len(held)
         masks = [sum(1 << bit for bit in bits) for bits in self._bits]
+        kinds = set(held)  # Few, however long the path is.
         self.flags: list[bytes] = []
         for part, mask in zip(self.layout.parts, masks, strict=True):
-            flags = bytes([mask & there != 0 for there in held])
+            has = {there: mask & there != 0 for there in kinds}
+            flags = bytes(map(has.__getitem__, held))
             self.flags.append(flags)
             if part.window is None:
                 whole = part.block_tokens // step
@@ -188,22 +190,31 @@ class Path:
     def needed(self, position: int) -> list[Item]:
         """Return the objects that a boundary rests on, shallow first; none for -1."""
         items: list[Item] = []
-        for part, bits in zip(self.layout.parts, self._bits, strict=True):
+        for number, part in enumerate(self.layout.parts):
             start = 0
             if part.is_snapshot:
                 start = position
             elif part.window is not None:
                 start = position + 1 - part.window * part.block_tokens // self.layout.block_tokens
-            items += _items(self.entries[max(0, start) : position + 1], bits)
+            items += self._items(number, max(0, start), position + 1)
         return items
 
     def states(self) -> list[Item]:
         """Return all objects of parts that do not need all their blocks."""
         items: list[Item] = []
-        for part, bits in zip(self.layout.parts, self._bits, strict=True):
+        for number, part in enumerate(self.layout.parts):
             if part.window is not None:
-                items += _items(self.entries, bits)
+                items += self._items(number, 0, len(self.entries))
         return items
+
+    def _items(self, number: int, start: int, stop: int) -> list[Item]:
+        """Return a part's objects at these positions, one at each, in memory if there is one."""
+        bits = self._bits[number]
+        there = compress(self.entries[start:stop], self.flags[number][start:stop])
+        if len(bits) == 1:
+            (bit,) = bits
+            return [entry.items[bit] for entry in there]
+        return [_first(entry, bits) for entry in there]
 
 
 def _run(shelf: Shelf, digests: list[bytes], *, gap_ends_it: bool) -> list[Entry]:
@@ -223,17 +234,6 @@ def _holds(entry: Entry | None) -> bool:
     return entry is not None and entry.held != 0
 
 
-def _items(entries: list[Entry], bits: list[int]) -> list[Item]:
-    """Return the object of one of these slots at each entry, one in memory if there is one."""
-    if len(bits) == 1:
-        (bit,) = bits
-        return [entry.items[bit] for entry in entries if entry.held >> bit & 1]
-    return [item for entry in entries for item in _first(entry, bits)]
-
-
-def _first(entry: Entry, bits: list[int]) -> list[Item]:
-    for mask in (entry.host, entry.held):
-        for bit in bits:
-            if mask >> bit & 1:
-                return [entry.items[bit]]
-    return []
+def _first(entry: Entry, bits: list[int]) -> Item:
+    masks = (entry.host, entry.held)
+    return next(entry.items[bit] for mask in masks for bit in bits if mask >> bit & 1)

@@ -90,6 +90,8 @@ class WriteBack:
 
     def consider_all(self, entries: Iterable[Entry], way: int = 0) -> None:
         """Queue what is held at these entries in memory only and has earned more."""
+        if self._books.disk < Disk.OPENING:
+            return
         for entry in entries:
             if entry.host & ~entry.nvme:
                 self.consider(entry, way)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from struct import Struct
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from tiercache.state.canonical import DIGEST_BYTES
 from tiercache.wire import guarding, sharing, surveying
 from tiercache.wire import messages as wire
 
+_DIGEST = Struct(f"{DIGEST_BYTES}s")
 INSPECT_ROWS_MAX = 64
 WAIT_MS_MAX = 600_000
 """No request waits longer than this, whatever it asks for."""
@@ -200,7 +202,7 @@ def _plan_asked(message: wire.Plan, session: int) -> events.PlanAsked:
 def _digests(chain: bytes) -> list[bytes]:
     if len(chain) % DIGEST_BYTES:
         raise ValueError(f"a chain is digests of {DIGEST_BYTES} bytes, not {len(chain)} bytes")
-    return [chain[at : at + DIGEST_BYTES] for at in range(0, len(chain), DIGEST_BYTES)]
+    return [digest for (digest,) in _DIGEST.iter_unpack(chain)]
 
 
 def _offer(offer: wire.Offer) -> events.Offer:

@@ -38,7 +38,7 @@ def scheme_of(page_tokens: int, *, bigram: bool) -> str:
 
 def path_of(keys: Sequence[str]) -> bytes | None:
     """Return the digests, concatenated; None when they are no SHA-256 in hex."""
-    if any(len(key) != 2 * DIGEST_BYTES for key in keys):
+    if set(map(len, keys)) - {2 * DIGEST_BYTES}:
         return None
     try:
         path = bytes.fromhex("".join(keys))

@@ -46,8 +46,8 @@ def hits_of(
     kv = _leading(held[KV])
     page = layout.block_tokens
     positions = range(page, (kv + 1) * page, page)
-    parts = [layout.part(KV)]
-    flags = [held[KV][:kv]]
+    parts: list[Part] = []
+    flags: list[bytes] = []
     longest: dict[str, int] = {}
     for pool, names in pools.items():
         own = [_windowed(layout.part(name), windows[pool], page) for name in names]
@@ -55,6 +55,9 @@ def hits_of(
         longest[pool] = next(resumable(own, positions, own_flags), -1) + 1
         parts += own
         flags += own_flags
+    # What is rare comes first: most positions are out after one look.
+    parts.append(layout.part(KV))
+    flags.append(held[KV][:kv])
     return Hits(kv, longest, [at + 1 for at in resumable(parts, positions, flags)][::-1])
 
 
