@@ -10,7 +10,7 @@ import sglang
 import torch
 from huggingface_hub import try_to_load_from_cache
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
-from sglang.srt.runtime_context import get_memory, get_server_args
+from sglang.srt.runtime_context import get_lora, get_memory, get_server_args, get_serving
 
 from tiercache.client import Client, Options
 from tiercache.errors import RefusedError
@@ -36,6 +36,9 @@ _ARITHMETIC: Final = (
     "speculative_algorithm",
     "mamba_ssm_dtype",
     "json_model_override_args",
+    "quantization_param_path",
+    "modelopt_quant",
+    "model_impl",
 )
 """Server arguments that change what a model's state is, beside its weights."""
 
@@ -109,9 +112,36 @@ def _check_sizes(layout: Layout, kv: HostPool, states: StatePool | None) -> None
         Slots(states).check(sum(parts))
 
 
+def weights_version() -> str:
+    """Return what SGLang calls the weights that it runs now: users name them when they update them."""
+    return str(get_serving().weight_version)
+
+
+def _adapters() -> list[str]:
+    """Return the adapters of `--lora-paths` with their contents.
+
+    SGLang names them by name and path, not by content, and keys say the name. An adapter that is loaded
+    later has a name that is never used again.
+    """
+    return sorted(
+        f"lora {ref.lora_id} {weights_of(_folder(ref.lora_path, None))}"
+        for ref in get_lora().lora_paths or ()
+    )
+
+
+def _loaded(args: object) -> str:
+    """Return how the weights came to be, where that is not from their files."""
+    if getattr(args, "load_format", None) == "dummy":
+        return f"dummy {getattr(args, 'random_seed', None)}"
+    return "files"
+
+
 def _facts(config: HiCacheStorageConfig, pools: Pools, args: object) -> Sequence[str]:
     return (
         f"sglang {sglang.__version__}",
+        f"weights version {weights_version()}",
+        f"loaded {_loaded(args)}",
+        *_adapters(),
         f"order {pools.order}",
         f"tp {config.tp_size}",
         f"pp {config.pp_rank}/{config.pp_size}",

@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from tiercache.errors import LayoutError, UnavailableError
-from tiercache_sglang.attaching import attach
+from tiercache_sglang.attaching import attach, weights_version
 from tiercache_sglang.figures import Figures
 from tiercache_sglang.pools import KV_POOL, STATE_POOL, SUPPORTED, Pages, Slots
 from tiercache_sglang.restorable import EVERY_PAGE, NO_HITS, Hits
@@ -54,7 +54,8 @@ class TierCacheStorage(HiCacheStorage):
         self.mem_pool_host: Any = None
         self._config = storage_config
         self._settings = parse(storage_config.extra_config)
-        self._store: Store | None = None
+        self._attached: Store | None = None
+        self._weights = ""
         self._pages: Pages | None = None
         self._slots: Slots | None = None
         self._logged: dict[str, float] = {}
@@ -74,13 +75,29 @@ class TierCacheStorage(HiCacheStorage):
         states = self.registered_pools.get(PoolName.MAMBA)
         self._pages = Pages(self.mem_pool_host)
         self._slots = None if states is None else Slots(states)
-        self._store = attach(self._settings, self._config, self.mem_pool_host, states, self.figures)
+        self._weights = weights_version()
+        self._attached = attach(
+            self._settings, self._config, self.mem_pool_host, states, self.figures
+        )
 
     def close(self) -> None:
         """Detach. Idempotent."""
-        store, self._store = self._store, None
+        store, self._attached = self._attached, None
         if store is not None:
             store.close()
+
+    @property
+    def _store(self) -> Store | None:
+        """What is attached, unless the engine runs other weights by now: their state is not this one."""
+        if self._attached is not None and weights_version() != self._weights:
+            self.figures.add("other_weights")
+            self._warn(
+                "other_weights",
+                f"the weights are {weights_version()!r} now, not {self._weights!r}: nothing is served or "
+                "saved until the backend is detached and attached again",
+            )
+            return None
+        return self._attached
 
     # --- look-ups
 
@@ -144,9 +161,10 @@ class TierCacheStorage(HiCacheStorage):
         return self._guarded("get", [False] * len(keys), lambda: self._get(keys, host_indices))
 
     def _get(self, keys: list[str], host_indices: torch.Tensor) -> list[bool]:
-        if self._store is None or self._pages is None:
+        store = self._store
+        if store is None or self._pages is None:
             return [False] * len(keys)
-        return self._store.read_pages(keys, self._pages.at(host_indices, len(keys)))
+        return store.read_pages(keys, self._pages.at(host_indices, len(keys)))
 
     def batch_set_v1(
         self,
@@ -164,10 +182,10 @@ class TierCacheStorage(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None,
     ) -> bool:
-        before = self._before(extra_info)
-        if self._store is None or self._pages is None or before is None:
+        store, before = self._store, self._before(extra_info)
+        if store is None or self._pages is None or before is None:
             return False
-        return self._store.save_pages(before, keys, self._pages.at(host_indices, len(keys)))
+        return store.save_pages(before, keys, self._pages.at(host_indices, len(keys)))
 
     # --- states
 
@@ -188,9 +206,10 @@ class TierCacheStorage(HiCacheStorage):
         keys = transfer.keys or []
         if transfer.name == PoolName.KV:
             return self._get(keys, transfer.host_indices)
-        if transfer.name != PoolName.MAMBA or self._store is None or self._slots is None:
+        store = self._store
+        if transfer.name != PoolName.MAMBA or store is None or self._slots is None:
             return [False] * len(keys)
-        return self._store.read_states(keys, self._slots.at(transfer.host_indices, len(keys)))
+        return store.read_states(keys, self._slots.at(transfer.host_indices, len(keys)))
 
     def batch_set_v2(
         self,
@@ -212,14 +231,12 @@ class TierCacheStorage(HiCacheStorage):
         keys = transfer.keys or []
         if transfer.name == PoolName.KV:
             return self._set(keys, transfer.host_indices, extra_info)
-        before = self._before(extra_info)
-        if before is None or self._store is None:
+        store, before = self._store, self._before(extra_info)
+        if before is None or store is None:
             return False
         if transfer.name != PoolName.MAMBA or self._slots is None:
             return False
-        return self._store.save_states(
-            before, keys, self._slots.at(transfer.host_indices, len(keys))
-        )
+        return store.save_states(before, keys, self._slots.at(transfer.host_indices, len(keys)))
 
     # --- the first interface, which SGLang does not use beside `interface_v1`
 
@@ -266,9 +283,9 @@ class TierCacheStorage(HiCacheStorage):
         Raises UnavailableError when the node did not do so; SGLang logs it, and then does not count on an
         empty storage.
         """
-        if self._store is None:
+        if self._attached is None:
             return
-        cleared = self._store.clear()
+        cleared = self._attached.clear()
         why = cleared.reason or (cleared.failed and f"the {cleared.failed} tier failed")
         if why:
             raise UnavailableError(f"the node was not cleared: {why}")

@@ -22,7 +22,8 @@ class Figures:
 
     Counted are `<call>` (calls), `<call>_pages` and `<call>_bytes` of `get` and `set`, `hit_pages`,
     `missed_calls`, `faults:<reason>`, `errors:<call>` (exceptions that SGLang was not shown),
-    `states_offered`, `states_stored` and `no_position` (saves that came without prefix keys).
+    `states_offered`, `states_stored`, `no_position` (saves that came without prefix keys) and
+    `other_weights` (calls after the engine's weights were updated).
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,13 @@ SAMPLES_MAX: Final = 64
 
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})(/|$)")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "*.index.json")
-_MODEL = ("config.json", "generation_config.json", "hf_quant_config.json", "quant*.json")
+_MODEL = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "hf_quant_config.json",
+    "quant*.json",
+)
 _TOKENIZER = (
     "tokenizer*.json",
     "tokenizer*.model",

@@ -1,14 +1,19 @@
 """A real node, SGLang on a CPU, and children that are other engines."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.engines.sglang.children import CHILD_S, Child, NewNode, start_child
 from tiercache.testing.nodes import Launcher, NodeProcess
+
+if TYPE_CHECKING:
+    from tests.engines.sglang.prompts import NewTree
 
 # SGLang looks at these when it is imported, here and in children: what stands in for its kernels has
 # names of its own choosing, and lies in a folder of its own.
@@ -72,6 +77,30 @@ def module_node(
     with NodeProcess(launcher, tmp_path_factory.mktemp("node"), host=HOST) as node:
         node.start()
         yield node
+
+
+@pytest.fixture
+def new_tree() -> Iterator["NewTree"]:
+    """Makes trees; all are detached at the end."""
+    from tests.engines.sglang.shapes import Shape
+    from tests.engines.sglang.trees import Rank, Tree
+
+    made: list[Tree] = []
+
+    def make(
+        node: NodeProcess,
+        shape: Shape | None = None,
+        server: dict[str, object] | None = None,
+        **table: object,
+    ) -> Tree:
+        rank = Rank(str(node.socket), table=table, server=server or {})
+        made.append(Tree(shape or Shape(), rank))
+        return made[-1]
+
+    yield make
+    for tree in made:
+        tree.close()
+    gc.collect()
 
 
 @pytest.fixture

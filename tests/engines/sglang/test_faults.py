@@ -1,10 +1,8 @@
 """What goes wrong beside SGLang or with it: it computes instead, in time, and gives nothing wrong out."""
 
-import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 
@@ -13,38 +11,10 @@ from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 
 from tests.engines.sglang.children import NewNode
+from tests.engines.sglang.prompts import ALL, NOTHING, TOKENS, NewTree, filled
 from tests.engines.sglang.shapes import Shape
-from tests.engines.sglang.trees import Rank, Restored, Tree, tokens_of, wait_until
+from tests.engines.sglang.trees import Restored, Tree, tokens_of, wait_until
 from tiercache.testing.nodes import NodeProcess
-
-TOKENS = 32
-ALL = Restored(TOKENS, TOKENS, TOKENS, True, True)
-NOTHING = Restored(0, 0, 0, True, True)
-NewTree = Callable[..., Tree]
-
-
-@pytest.fixture
-def new_tree() -> Iterator[NewTree]:
-    """Makes trees; all are detached at the end."""
-    made: list[Tree] = []
-
-    def make(node: NodeProcess, shape: Shape | None = None, **table: object) -> Tree:
-        tree = Tree(shape or Shape(), Rank(str(node.socket), table=table))
-        made.append(tree)
-        return tree
-
-    yield make
-    for tree in made:
-        tree.close()
-    gc.collect()
-
-
-def filled(tree: Tree, seed: int = 1) -> Tree:
-    """Compute a prompt, and forget it."""
-    tree.compute(seed, TOKENS)
-    tree.settle()
-    tree.forget()
-    return tree
 
 
 def free_rows(tree: Tree) -> dict[str, int]:
@@ -213,34 +183,6 @@ def test_wrong_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(Exception, match=why):
         new_tree(node, **table)
-
-
-def test_other_weights_share_nothing(node: NodeProcess, new_tree: NewTree) -> None:
-    tree = filled(new_tree(node))
-    other = new_tree(node, weights="others")
-    assert other.restore(1, TOKENS) == NOTHING
-    assert tree.restore(1, TOKENS) == ALL
-
-
-def test_weights_are_named_by_the_hubs_commit(
-    node: NodeProcess, new_tree: NewTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(Exception, match="name them"):
-        new_tree(node, weights="")
-    snapshot = tmp_path / "snapshots" / ("0123456789" * 4)
-    snapshot.mkdir(parents=True)
-    monkeypatch.setattr(
-        "tiercache_sglang.attaching.try_to_load_from_cache",
-        lambda name, file, revision: str(snapshot / file),
-    )
-    assert filled(new_tree(node, weights="")).restore(1, TOKENS) == ALL
-
-
-def test_salts_and_adapters_share_nothing(node: NodeProcess, new_tree: NewTree) -> None:
-    tree = filled(new_tree(node))
-    assert tree.prefetch(1, TOKENS, cache_salt="tenant") == 0
-    assert tree.prefetch(1, TOKENS, extra_key="adapter") == 0
-    assert tree.prefetch(1, TOKENS) == TOKENS
 
 
 # --- SGLang

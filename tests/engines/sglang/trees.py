@@ -45,13 +45,15 @@ PATIENT_S = 4.0
 
 @dataclass(frozen=True)
 class Rank:
-    """Which rank, and where its node is. `table` is the backend's own settings beyond the socket."""
+    """Which rank, and where its node is. `table` is the backend's own settings beyond the socket, `server`
+    SGLang's own arguments."""
 
     socket: str
     rank: int = 0
     ranks: int = 1
     table: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
 
     def extra_config(self, shape: Shape) -> str:
         """Return what is passed as `--hicache-storage-backend-extra-config`."""
@@ -300,7 +302,11 @@ class Tree:
                 "served_model_name": "tiny",
             }
         arguments = ServerArgs(
-            model_path="dummy", page_size=shape.page, tp_size=self.rank.ranks, **named
+            model_path="dummy",
+            page_size=shape.page,
+            tp_size=self.rank.ranks,
+            **named,
+            **self.rank.server,
         )
         arguments._mamba_cache_chunk_size = 64
         return arguments
