@@ -125,7 +125,7 @@ Change = Callable[[pytest.MonkeyPatch], None]
     ("mistake", "world", "first"),
     [
         (answer_from_before_a_flush, as_ever, 0),
-        (take_what_was_asked_before_a_clear, as_ever, 120),
+        (take_what_was_asked_before_a_clear, as_ever, 780),
         (believe_any_record, often_mad, 170),
         (keep_what_was_lent, as_ever, 0),
         (believe_a_start_that_is_over, often_dead, 200),
