@@ -130,6 +130,8 @@ def test_a_hybrid_model_resumes_in_a_second_server(
     assert resumed.is_like(warm, 0.0)
     uncached = check_attach_and_detach(large_node, server, resumed)
     check_int8_states(large_node, server, uncached)
+    check_prefetch_policies(large_node, server, uncached)
+    check_updated_weights(large_node, server, uncached)
     check_detaching_under_load(large_node, server, uncached)
     check_a_node_that_is_killed(large_node, server, uncached)
     check_a_node_that_is_frozen(large_node, server, uncached)
@@ -188,6 +190,40 @@ def check_int8_states(node: NodeProcess, server: Server, uncached: Answer) -> No
     server.attach(extra_config(node))
     server.clear()
     server.flush()  # It has restored such states.
+
+
+def check_prefetch_policies(node: NodeProcess, server: Server, uncached: Answer) -> None:
+    """A hybrid model gets all or nothing: what has not come by then is computed."""
+    server.detach()
+    server.attach(extra_config(node))
+    server.flush()
+    server.generate(BASE)
+    server.generate(BASE + SUFFIX)
+    settled(node)
+    came: dict[str, int] = {}
+    for policy in ("best_effort", "timeout", "wait_complete"):
+        server.detach()
+        server.attach(extra_config(node), policy)
+        server.flush()
+        answer = server.generate(BASE + SUFFIX)
+        assert answer.is_like(uncached, EXACT)
+        came[policy] = answer.from_storage
+    assert came["wait_complete"] == len(BASE)
+    assert set(came.values()) <= {0, len(BASE)}
+
+
+def check_updated_weights(node: NodeProcess, server: Server, uncached: Answer) -> None:
+    """State of other weights is not served, until the backend is attached for them."""
+    for version in ("step 2", "default"):
+        server.call("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        server.flush()
+        assert server.generate(BASE + SUFFIX).from_storage == 0
+        server.flush()
+        server.detach()
+        server.attach(extra_config(node))
+        answer = server.generate(BASE + SUFFIX)
+        assert answer.from_storage == (0 if version == "step 2" else len(BASE))
+        assert answer.is_like(uncached, EXACT)
 
 
 def check_detaching_under_load(node: NodeProcess, server: Server, uncached: Answer) -> None:
