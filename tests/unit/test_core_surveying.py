@@ -296,3 +296,52 @@ def test_what_cannot_be_meant_is_refused(change: dict[str, object], text: str) -
 def test_whoever_is_not_attached_is_refused(rig: Rig) -> None:
     asked = ev.SurveyAsked(ADMIN, 1, "s", "", "", [b"d" * 32], ("native",), rig.now + 1)
     assert rig.ask(asked, cm.Refused).kind == "refused"
+
+
+# --- what the engine has itself
+
+
+def test_what_the_engine_had_itself_was_of_use() -> None:
+    """A prefix that only ever hits in the engine's own memory earns its place on NVMe all the same."""
+    rig = Rig(small(nvme_pages=64))
+    client = Client(rig, hybrid()).attach()
+    saved(client, 8)
+    assert stored(rig) == 0
+    asked = client.surveying("second", path(client)[2:])
+    before = [*path(client)[:2], bytes(32)]
+    rig.ask(msgspec.structs.replace(asked, before=before), cm.Surveyed)
+    assert stored(rig) == 4
+    counts = rig.machine.counters["lost_tokens"]
+    assert (counts["not_held"], counts["unseen"]) == (0, 8), "of the path itself"
+
+
+def test_a_path_that_was_seen_was_seen_whatever_came_before() -> None:
+    client = Client(Rig(small()), hybrid()).attach()
+    for request, unseen in (("first", 8), ("second", 8)):
+        asked = client.surveying(request, path(client)[2:])
+        client.rig.ask(msgspec.structs.replace(asked, before=path(client)[:2]), cm.Surveyed)
+        assert client.rig.machine.counters["lost_tokens"]["unseen"] == unseen
+    assert client.rig.machine.counters["lost_tokens"]["not_held"] == 8
+
+
+def test_a_request_that_asks_again_is_one_sight() -> None:
+    rig = Rig(small(nvme_pages=64))
+    client = Client(rig, hybrid()).attach()
+    for _ in range(3):
+        asked = client.surveying("one", path(client)[2:])
+        rig.ask(msgspec.structs.replace(asked, before=path(client)[:2]), cm.Surveyed)
+    client.save("one", client.offers(client.chain(TOKENS), 8))
+    assert stored(rig) == 0
+
+
+def stored(rig: Rig) -> int:
+    return sum(len(store.objects) for store in rig.take(cm.Store))
+
+
+def test_no_more_may_come_before_than_a_path_may_have() -> None:
+    rig = Rig(msgspec.structs.replace(small(), batch_max=4))
+    client = Client(rig, hybrid()).attach()
+    asked = client.surveying("s", path(client))
+    rig.ask(msgspec.structs.replace(asked, before=path(client)), cm.Surveyed)
+    asked = client.surveying("s", path(client))
+    rig.ask(msgspec.structs.replace(asked, before=[bytes(32)] * 5), cm.Refused)

@@ -63,8 +63,8 @@ CASES: list[tuple[Spoken, events.Event]] = [
         ),
     ),
     (
-        surveying.Survey(18, "r", "l", "s", D + D[::-1], ["native", "x"], 500),
-        events.SurveyAsked(7, 18, "r", "l", "s", [D, D[::-1]], ("native", "x"), 100.5),
+        surveying.Survey(18, "r", "l", "s", D + D[::-1], ["native", "x"], 500, D),
+        events.SurveyAsked(7, 18, "r", "l", "s", [D, D[::-1]], ("native", "x"), 100.5, [D]),
     ),
     (
         sharing.Push(19, "r", "l", "s", D + D[::-1], 8, ["native", "x"], True, "b", 500),

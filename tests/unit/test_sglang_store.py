@@ -115,6 +115,14 @@ def test_a_look_up_does_not_say_where_pages_stand(node: ScriptedNode, store: Sto
     assert {offer.end for offer in saved.offers} == {4 * PAGE}
 
 
+def test_what_sglang_had_itself_is_told(node: ScriptedNode, store: Store) -> None:
+    """It was of use, although nobody reads it from the node."""
+    store.look_up(KEYS[3:], {}, {}, KEYS[:2])
+    store.look_up(KEYS[3:], {}, {}, ["no digest"])
+    first, second = node.wait(surveying.Survey, 2)
+    assert (first.before, second.before) == (bytes.fromhex("".join(KEYS[:2])), b"")
+
+
 def test_one_request_is_one_sight(node: ScriptedNode, store: Store) -> None:
     """What was looked up and not found is saved under the same name, the state first."""
     look_up(store, KEYS[:3])

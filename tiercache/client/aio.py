@@ -120,10 +120,16 @@ class AsyncClient:
         return await self._run(flows.fetching(self._form, request, wanted, scope, wait_s), wait_s)
 
     async def survey(
-        self, request: str, path: bytes, *, scope: Scope = _SCOPE, hold_s: float = 10.0
+        self,
+        request: str,
+        path: bytes,
+        *,
+        scope: Scope = _SCOPE,
+        hold_s: float = 10.0,
+        before: bytes = b"",
     ) -> Survey:
         """As `Client.survey`."""
-        return await self._run(flows.looking(self._form, request, path, scope, hold_s))
+        return await self._run(flows.looking(self._form, request, path, scope, hold_s, before))
 
     async def clear(self, *, wait_s: float = 10.0) -> Cleared:
         """As `Client.clear`."""

@@ -261,10 +261,12 @@ def fetching(
     return Holding(request, len(asked), "", leased)
 
 
-def looking(form: Form, request: str, path: bytes, scope: Scope, hold_s: float) -> Flow[Survey]:
+def looking(
+    form: Form, request: str, path: bytes, scope: Scope, hold_s: float, before: bytes
+) -> Flow[Survey]:
     """Ask what is held along a path."""
     form.check_request(request)
-    if not path or len(path) % DIGEST_BYTES:
+    if not path or len(path) % DIGEST_BYTES or len(before) % DIGEST_BYTES:
         raise ValueError(f"a path is digests of {DIGEST_BYTES} bytes, not {len(path)} bytes")
     try:
         session = yield Attach.ATTACH
@@ -281,6 +283,7 @@ def looking(form: Form, request: str, path: bytes, scope: Scope, hold_s: float) 
                     path,
                     list(scope.codecs),
                     max(0, int(hold_s * 1000)),
+                    before,
                 ),
             )
             assert isinstance(reply, surveying.Surveyed)

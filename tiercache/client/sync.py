@@ -127,14 +127,21 @@ class Client:
         return self._run(flows.fetching(self._form, request, wanted, scope, wait_s), wait_s)
 
     def survey(
-        self, request: str, path: bytes, *, scope: Scope = _SCOPE, hold_s: float = 10.0
+        self,
+        request: str,
+        path: bytes,
+        *,
+        scope: Scope = _SCOPE,
+        hold_s: float = 10.0,
+        before: bytes = b"",
     ) -> Survey:
         """Ask what is held along a path, for an engine that chooses the boundary itself and then fetches.
 
-        `path`: digests of consecutive whole blocks, concatenated, from any block on. The node drops
-        nothing of what it found for `hold_s`, or until the survey is released.
+        `path`: digests of consecutive whole blocks, concatenated, from any block on. `before`: those of
+        blocks before it that the engine has itself; they count as seen. The node drops nothing of what it
+        found for `hold_s`, or until the survey is released.
         """
-        return self._run(flows.looking(self._form, request, path, scope, hold_s))
+        return self._run(flows.looking(self._form, request, path, scope, hold_s, before))
 
     def clear(self, *, wait_s: float = 10.0) -> Cleared:
         """Drop all objects of this client's namespace (as it attached, without narrowing), whoever

@@ -131,8 +131,8 @@ class PushAsked(_Event, frozen=True):
 
 
 class SurveyAsked(_Event, frozen=True):
-    """What is held of this path for this rank? `digests`: of consecutive whole blocks. What it finds
-    is kept until `until` at most."""
+    """What is held of this path for this rank? `digests`: of consecutive whole blocks. `before`: of blocks
+    somewhere before them, which count as seen. What it finds is kept until `until` at most."""
 
     session: int
     call: int
@@ -142,6 +142,7 @@ class SurveyAsked(_Event, frozen=True):
     digests: list[bytes]
     codecs: tuple[str, ...]
     until: float
+    before: list[bytes] = []
 
 
 class LoadAsked(_Event, frozen=True):

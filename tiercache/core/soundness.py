@@ -92,6 +92,8 @@ def _why_invalid_plan(layout: Layout, event: ev.PlanAsked, limits: Limits) -> st
 def _why_invalid_survey(event: ev.SurveyAsked, limits: Limits) -> str:
     if not 0 < len(event.digests) <= limits.batch_max:
         return f"1..{limits.batch_max} digests must be named"
+    if len(event.before) > limits.batch_max:
+        return f"more than {limits.batch_max} digests"
     return _why_invalid_codecs(event.codecs, limits)
 
 

@@ -52,10 +52,7 @@ class Surveying:
         boundary = path.positions[deepest] if deepest >= 0 else 0
         if asks_others and self._ask(session, path, asked, boundary, now):
             return  # `reached` goes on.
-        name = session.scoped(shelf, asked.request)
-        same = 0
-        if books.sights.first_time(name):
-            same = books.sights.see(name, asked.digests, goes_on=True).reached
+        same = self._see(session, shelf, asked)
         self._writeback.consider_all(path.entries)
         needed = path.needed(deepest)
         absent = [item for item in needed if item.host is None]
@@ -66,6 +63,19 @@ class Surveying:
             books.log.touch(segment)
         self._filling.start(absent)
         books.reply(session.number, asked.call, Surveyed(path.flags, path.start))
+
+    def _see(self, session: Session, shelf: Shelf, asked: SurveyAsked) -> int:
+        """Count the sight, once for a request; return how many blocks of the path were seen before.
+
+        What the engine had itself was of use, too: it may have earned a place on NVMe by that.
+        """
+        sights, name = self._books.sights, session.scoped(shelf, asked.request)
+        if not sights.first_time(name):
+            return 0
+        reached = sights.see(name, [*asked.before, *asked.digests], goes_on=True).reached
+        had = (shelf.entries.get(digest) for digest in asked.before)
+        self._writeback.consider_all(entry for entry in had if entry is not None)
+        return max(0, reached - len(asked.before))
 
     def _ask(
         self, session: Session, path: "Path", asked: SurveyAsked, boundary: int, now: float

@@ -65,10 +65,18 @@ def to_event(message: Spoken, caller: Caller, now: float) -> events.Event:
             ]
             until = _deadline(now, wait_ms)
             return events.FetchAsked(session, call, request, lora, salt, names, until)
-        case surveying.Survey(call, request, lora, salt, chain, codecs, hold_ms):
+        case surveying.Survey(call, request, lora, salt, chain, codecs, hold_ms, before):
             until = _deadline(now, hold_ms)
             return events.SurveyAsked(
-                session, call, request, lora, salt, _digests(chain), tuple(codecs), until
+                session,
+                call,
+                request,
+                lora,
+                salt,
+                _digests(chain),
+                tuple(codecs),
+                until,
+                _digests(before),
             )
         case wire.Load(call, request, lora, salt, boundary, digest, wait_ms):
             until = _deadline(now, wait_ms)

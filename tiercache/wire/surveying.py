@@ -13,7 +13,8 @@ class Survey(_Message, frozen=True, tag="survey"):
     `chain`: digests of consecutive whole blocks, concatenated. The first need not be the sequence's
     first: what comes before is the client's own. Only this rank's shards count. What the deepest
     boundary rests on, and every state on the path, is kept in the tiers for `hold_ms` or until
-    `Release`; it is not leased, and the bytes are to be had with `Fetch`.
+    `Release`; it is not leased, and the bytes are to be had with `Fetch`. `before`: digests of blocks that
+    the client has itself and that come somewhere before the path; they count as seen, and no more.
     """
 
     call: int
@@ -23,6 +24,7 @@ class Survey(_Message, frozen=True, tag="survey"):
     chain: bytes
     codecs: list[str]
     hold_ms: int
+    before: bytes = b""
 
 
 class Surveyed(_Message, frozen=True, tag="surveyed"):

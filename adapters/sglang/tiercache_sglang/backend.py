@@ -108,7 +108,8 @@ class TierCacheStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Return every prefix of `keys` that can be restored on this rank, and keep what they need."""
-        hits = self._guarded("exists", NO_HITS, partial(self._look_up, keys, pool_transfers or ()))
+        look_up = partial(self._look_up, keys, pool_transfers or (), extra_info)
+        hits = self._guarded("exists", NO_HITS, look_up)
         if hits is NO_HITS:  # Nothing is known: SGLang is to believe what it believed.
             return PoolTransferResult(0, {}, [])
         pools = {PoolName.KV: hits.kv} | {
@@ -120,34 +121,26 @@ class TierCacheStorage(HiCacheStorage):
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
         """Return how many leading pages of `keys` are held, and keep them."""
-        look_up = partial(self._look_up, keys, ())
+        look_up = partial(self._look_up, keys, (), extra_info)
         return self._guarded("exists", NO_HITS, look_up).longest
 
     def exists(self, key: str) -> bool:
         """Return whether one page is held."""
         return self.batch_exists([key]) == 1
 
-    def _look_up(self, keys: list[str], transfers: Sequence[PoolTransfer]) -> Hits:
+    def _look_up(
+        self,
+        keys: list[str],
+        transfers: Sequence[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None,
+    ) -> Hits:
         store = self._store
         if store is None:
             return NO_HITS
-        pools: dict[str, Sequence[str]] = {}
-        windows: dict[str, int | None] = {}
-        for transfer in transfers:
-            name = str(transfer.name)
-            if name == KV_POOL:
-                continue
-            if name != STATE_POOL or self._slots is None:
-                raise LayoutError(f"pool {name!r} is not one that was attached")
-            pools[name] = store.state_parts
-            match transfer.hit_policy:
-                case PoolHitPolicy.TRAILING_PAGES:
-                    windows[name] = max(1, len(transfer.keys or ()))
-                case PoolHitPolicy.ALL_PAGES:
-                    windows[name] = EVERY_PAGE
-                case other:
-                    raise LayoutError(f"hit policy {other} of pool {name!r} is not known")
-        return store.look_up(keys, pools, windows)
+        known = store.state_parts if self._slots is not None else ()
+        pools, windows = _wanted_of(transfers, known)
+        before: list[str] | None = None if extra_info is None else extra_info.prefix_keys
+        return store.look_up(keys, pools, windows, before or ())
 
     # --- pages of KV
 
@@ -341,3 +334,29 @@ class TierCacheStorage(HiCacheStorage):
             return False
         self._logged[kind] = now
         return True
+
+
+def _wanted_of(
+    transfers: Sequence[PoolTransfer], state_parts: Sequence[str]
+) -> tuple[dict[str, Sequence[str]], dict[str, int | None]]:
+    """Return the parts of each further pool of a look-up, and how many trailing pages it needs.
+
+    Raises LayoutError for a pool that was not attached, and for a policy that is not known.
+    """
+    pools: dict[str, Sequence[str]] = {}
+    windows: dict[str, int | None] = {}
+    for transfer in transfers:
+        name = str(transfer.name)
+        if name == KV_POOL:
+            continue
+        if name != STATE_POOL or not state_parts:
+            raise LayoutError(f"pool {name!r} is not one that was attached")
+        pools[name] = state_parts
+        match transfer.hit_policy:
+            case PoolHitPolicy.TRAILING_PAGES:
+                windows[name] = max(1, len(transfer.keys or ()))
+            case PoolHitPolicy.ALL_PAGES:
+                windows[name] = EVERY_PAGE
+            case other:
+                raise LayoutError(f"hit policy {other} of pool {name!r} is not known")
+    return pools, windows

@@ -88,8 +88,13 @@ class Store:
         keys: Sequence[str],
         pools: Mapping[str, Sequence[str]],
         windows: Mapping[str, int | None],
+        before: Sequence[str] = (),
     ) -> Hits:
-        """Return which prefixes of `keys` can be restored; see `hits_of`. What they need is kept."""
+        """Return which prefixes of `keys` can be restored; see `hits_of`. What they need is kept.
+
+        `before`: pages that SGLang has itself, as far as it names them; the node hears that they are of
+        use.
+        """
         self.figures.add("look_up")
         path = path_of(keys)
         if path is None or not keys:
@@ -101,14 +106,20 @@ class Store:
         for start in range(0, len(keys), SURVEY_PAGES_MAX):
             piece = path[start * DIGEST_BYTES : (start + SURVEY_PAGES_MAX) * DIGEST_BYTES]
             part = f"{name}/{start}" if start else name
-            survey = self.client.survey(part, piece, scope=self._scope, hold_s=self._pace.hold_s)
+            survey = self.client.survey(
+                part,
+                piece,
+                scope=self._scope,
+                hold_s=self._pace.hold_s,
+                before=b"" if start else path_of(before[-SURVEY_PAGES_MAX:]) or b"",
+            )
             if survey.reason:
                 self._fault(survey.reason)
                 if not surveys:
                     return NO_HITS
                 break
             surveys.append(survey)
-            found = [before + flags for before, flags in zip(found, survey.found, strict=True)]
+            found = [b"".join(pair) for pair in zip(found, survey.found, strict=True)]
             there = len(survey.found[0])
             if there * DIGEST_BYTES < len(piece):
                 with self._lock:

@@ -39,6 +39,16 @@ def test_a_second_request_earns_a_place_on_disk(node: NodeProcess, tree: Tree) -
     node.wait_until(lambda: node.gauge("objects", "nvme") == TOKENS // 4 + 2)
 
 
+def test_what_hits_in_sglangs_own_memory_earns_its_place(node: NodeProcess, tree: Tree) -> None:
+    """Nobody reads it from the node, but a look-up names what comes before it, its last node left out."""
+    for stop in (16, TOKENS):
+        tree.compute(1, stop)
+        tree.settle()
+    assert node.gauge("objects", "nvme") == 0
+    tree.prefetch(1, TOKENS + 16, beyond=TOKENS)
+    node.wait_until(lambda: node.gauge("objects", "nvme") == 16 // 4 + 2)
+
+
 def resumed(tree: Tree) -> Callable[[], bool]:
     """Return whether the first prompt can be restored by now."""
 
