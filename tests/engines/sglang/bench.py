@@ -4,8 +4,8 @@
     PYTHONPATH=.:adapters/sglang:tests/engines/sglang/stand_ins SGLANG_USE_CPU_ENGINE=1 \\
         $(tests/engines/environment sglang) -m tests.engines.sglang.bench [--folder DIR ...]
 
-Both backends get the same host pool, the same pages and the same batches of 128, one after the other, in
-one process on one machine. Processor time is that of this process and, for a node, of the node's. The
+All backends get the same host pool, the same pages and the same batches of 128, and take turns, in one
+process on one machine. Processor time is that of this process and, for a node, of the node's. The
 node's memory has been used before, as it has in an engine that runs for more than minutes. A folder of
 `file` may be on a disk or in memory (/dev/shm).
 """
@@ -21,10 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ from tiercache.testing.nodes import Launcher, NodeProcess
 BATCH = 128
 EXISTS_PAGES = 2048
 REPEATS = 5
+EVERY = 16
 
 
 @dataclass(frozen=True)
@@ -190,59 +191,101 @@ def running_node(folder: Path, host_bytes: int) -> Iterator[NodeProcess]:
         launcher.close()
 
 
-def measure(name: str, calls: Calls, cpu_s: Callable[[], float], pages: int) -> Iterator[Result]:
-    """Yield the figures of one backend: medians over repeats, each of new pages."""
+class Contestant(NamedTuple):
+    """One backend: its name, its calls, and the processor time it has used."""
+
+    name: str
+    calls: Calls
+    cpu_s: Callable[[], float]
+
+
+def measure(contestants: list[Contestant], pages: int) -> Iterator[Result]:
+    """Yield the figures of all backends, which take turns: medians over repeats, each of new pages."""
     for repeat in range(REPEATS + 1):
-        warm = keys_of(f"{name} warm {repeat}", pages)
-        calls.set(warm)
-        calls.get(warm)
-    calls.clear()
+        for one in contestants:
+            warm = keys_of(f"warm {repeat}", pages)
+            one.calls.set(warm)
+            one.calls.get(warm)
+    for one in contestants:
+        one.calls.clear()
     for what in ("set", "get"):
-        took: list[float] = []
-        used: list[float] = []
-        for repeat in range(REPEATS):
-            keys = keys_of(f"{name} {repeat}", pages)
+        acts = [keys_of(f"pages {repeat}", pages) for repeat in range(REPEATS)]
+        yield from _turns(contestants, what, what, acts)
+    for count in dict.fromkeys((BATCH, pages)):
+        acts = [keys_of("pages 0", pages)[:count]] * (4 * REPEATS)
+        yield from _turns(contestants, f"exists of {count}", "exists", acts)
+
+
+def _turns(
+    contestants: list[Contestant], label: str, call: str, acts: list[list[str]]
+) -> Iterator[Result]:
+    took: list[list[float]] = [[] for _ in contestants]
+    used: list[list[float]] = [[] for _ in contestants]
+    for keys in acts:
+        for at, (_, calls, cpu_s) in enumerate(contestants):
             gc.collect()
             began, cpu = time.perf_counter(), cpu_s()
-            getattr(calls, what)(keys)
-            took.append(time.perf_counter() - began)
-            used.append(cpu_s() - cpu)
-        second, cpu_each = statistics.median(took), statistics.median(used)
-        yield Result(name, what, pages / second, cpu_each / pages * 1e6, second * 1e3)
-    for count in dict.fromkeys((BATCH, pages)):
-        keys = keys_of(f"{name} 0", pages)[:count]
-        took, used = [], []
-        for _ in range(4 * REPEATS):
-            began, cpu = time.perf_counter(), cpu_s()
-            calls.exists(keys)
-            took.append(time.perf_counter() - began)
-            used.append(cpu_s() - cpu)
-        second = statistics.median(took)
-        cpu_each = statistics.mean(used)
-        yield Result(
-            name, f"exists of {count}", count / second, cpu_each / count * 1e6, second * 1e3
-        )
+            getattr(calls, call)(keys)
+            took[at].append(time.perf_counter() - began)
+            used[at].append(cpu_s() - cpu)
+    for (name, _, _), seconds, cpus in zip(contestants, took, used, strict=True):
+        second, count = statistics.median(seconds), len(acts[0])
+        # A node's time comes in ticks of 10 ms: the mean of many is the better figure.
+        cpu = statistics.mean(cpus) / count * 1e6
+        yield Result(name, label, count / second, cpu, second * 1e3)
 
 
-def small_exists(socket: Path, cpu_s: Callable[[], float]) -> Iterator[Result]:
-    """Yield how long a look-up of many pages takes in one call; the pages are small ones."""
-    backends = Backends(EXISTS_PAGES, 64 * 576 * 2)
-    backend = backends.ours(socket)
-    calls = Calls(backends.pool, backend, direct=True)
-    keys = keys_of("small", EXISTS_PAGES)
-    calls.set(keys)
-    took: list[float] = []
-    cpu = cpu_s()
-    for _ in range(40):
-        began = time.perf_counter()
-        calls.exists(keys)
-        took.append(time.perf_counter() - began)
-        backend.batch_get_v1(keys[-1:], torch.arange(64))  # What is read is let go of.
-    used = (cpu_s() - cpu) / 40
-    second = statistics.median(took)
-    what = f"exists of {EXISTS_PAGES}, one call"
-    yield Result("tiercache", what, EXISTS_PAGES / second, used / EXISTS_PAGES * 1e6, second * 1e3)
-    backend.close()
+def hybrid_exists(socket: Path, node_cpu_s: Callable[[], float], folder: Path) -> Iterator[Result]:
+    """Yield how long a look-up of many pages takes in one call for a hybrid model, with a state after every
+    sixteenth: ours and SGLang's own, which take turns. The pages are small ones."""
+    from sglang.srt.mem_cache.hicache_storage import (
+        HiCacheFile,
+        HiCacheStorageExtraInfo,
+        PoolHitPolicy,
+        PoolName,
+        PoolTransfer,
+    )
+
+    from tests.engines.sglang.shapes import Shape
+    from tests.engines.sglang.trees import Rank, Tree
+
+    tree = Tree(Shape(), Rank(str(socket)))
+    kv = tree.controller.storage_host_pool
+    states = tree.backend.registered_pools[PoolName.MAMBA]
+    file = HiCacheFile(tree.controller.storage_config, file_path=str(folder))
+    file.register_mem_pool_host(kv)
+    file.register_mem_host_pool_v2(kv, PoolName.KV)
+    file.register_mem_host_pool_v2(states, PoolName.MAMBA)
+    keys, policy = keys_of("hybrid", EXISTS_PAGES), PoolHitPolicy.TRAILING_PAGES
+    rows, slot = kv.alloc(EVERY * tree.shape.page), states.alloc(1)
+    page = kv.get_data_page(int(rows[0]))
+    for start in range(0, EXISTS_PAGES, EVERY):
+        batch, last = keys[start : start + EVERY], keys[start + EVERY - 1]
+        state = PoolTransfer(PoolName.MAMBA, host_indices=slot, keys=[last], hit_policy=policy)
+        about = HiCacheStorageExtraInfo(prefix_keys=keys[: start + EVERY - 1])
+        for backend in (tree.backend, file):
+            assert all(backend.batch_set_v2([state], about)[PoolName.MAMBA])
+        assert all(tree.backend.batch_set_v1(batch, rows, HiCacheStorageExtraInfo(keys[:start])))
+        assert file.batch_set(batch, [page] * EVERY)
+    took: dict[str, list[float]] = {"tiercache": [], "file": []}
+    used: dict[str, list[float]] = {"tiercache": [], "file": []}
+    trailing = PoolTransfer(PoolName.MAMBA, keys=["__placeholder__"], hit_policy=policy)
+    for _ in range(8 * REPEATS):
+        for name, backend in (("tiercache", tree.backend), ("file", file)):
+            extra = node_cpu_s if name == "tiercache" else float
+            began, cpu = time.perf_counter(), time.process_time() + extra()
+            found = backend.batch_exists_v2(keys, [trailing])
+            took[name].append(time.perf_counter() - began)
+            used[name].append(time.process_time() + extra() - cpu)
+            assert found.kv_hit_pages == EXISTS_PAGES
+        read = PoolTransfer(PoolName.MAMBA, host_indices=slot, keys=keys[-1:], hit_policy=policy)
+        tree.backend.batch_get_v2([read])  # What is read is let go of.
+    for name, seconds in took.items():
+        second, cpu = statistics.median(seconds), statistics.mean(used[name])
+        label = f"hybrid exists of {EXISTS_PAGES}"
+        per_page = cpu / EXISTS_PAGES * 1e6
+        yield Result(name, label, EXISTS_PAGES / second, per_page, second * 1e3)
+    tree.close()
 
 
 def main() -> None:
@@ -255,25 +298,27 @@ def main() -> None:
     folders = given.folder or [Path("/dev/shm"), Path(tempfile.gettempdir())]
     backends = Backends(given.pages, given.page_bytes)
     results: list[Result] = []
-    with tempfile.TemporaryDirectory() as temporary:
+    with ExitStack() as closing:
+        temporary = closing.enter_context(tempfile.TemporaryDirectory())
         host_bytes = int(given.page_bytes * given.pages * (REPEATS + 3)) // (16 << 20) * (16 << 20)
-        with running_node(Path(temporary), max(host_bytes, 1 << 30)) as node:
-            backend = backends.ours(node.socket)
-            calls = Calls(backends.pool, backend, direct=True)
+        node = closing.enter_context(running_node(Path(temporary), max(host_bytes, 1 << 30)))
+        backend = backends.ours(node.socket)
 
-            def both() -> float:
-                return time.process_time() + node.cpu_s()
+        def both() -> float:
+            return time.process_time() + node.cpu_s()
 
-            results += measure("tiercache", calls, both, given.pages)
-            backend.close()
-            results += small_exists(node.socket, both)
-    for folder in folders:
-        own = Path(tempfile.mkdtemp(dir=folder))
-        try:
+        calls = Calls(backends.pool, backend, direct=True)
+        contestants = [Contestant("tiercache", calls, both)]
+        for folder in folders:
+            own = Path(tempfile.mkdtemp(dir=folder))
+            closing.callback(shutil.rmtree, own)
             calls = Calls(backends.pool, backends.file(own), direct=False)
-            results += measure(f"file in {folder}", calls, time.process_time, given.pages)
-        finally:
-            shutil.rmtree(own)
+            contestants.append(Contestant(f"file in {folder}", calls, time.process_time))
+        results += measure(contestants, given.pages)
+        backend.close()
+        own = Path(tempfile.mkdtemp(dir=folders[0]))
+        closing.callback(shutil.rmtree, own)
+        results += hybrid_exists(node.socket, node.cpu_s, own)
     about = {"page_bytes": backends.page_bytes, "pages": given.pages, "load": os.getloadavg()}
     sys.stdout.write(json.dumps(about) + "\n")
     for one in results:
