@@ -159,6 +159,13 @@ class TierCacheConnector(KVConnectorBase_V1, SupportsHMA):
             tuple(m.described for m in metadata.values() if isinstance(m, DescribedMetadata))
         )
 
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """See the base class, which would refuse to start: the stages of a pipeline say themselves that
+        they must run uncached."""
+        self.set_xfer_handshake_metadata(dict(enumerate(metadata.values())))
+
     def reset_cache(self) -> bool | None:
         """See the base class."""
         return self._scheduling.reset()

@@ -31,6 +31,8 @@ class Driven:
             shims.register()
         if name == "kimilinear":
             shims.kimi_linear()
+        if order.get("guessing"):
+            shims.guessing()
         from vllm import LLM
 
         settings: dict[str, Any] = {
@@ -78,13 +80,17 @@ class Driven:
     def generate(self, order: dict[str, Any]) -> list[dict[str, Any]]:
         """Run prompts together; return tokens, logprobs and what was cached for each.
 
-        `abort`: by prompt, after how many steps it is aborted.
+        `abort`: by prompt, after how many steps it is aborted. `allowed`: the tokens that answers are of.
         """
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 
         plain = SamplingParams(
-            temperature=0, max_tokens=order.get("tokens", 8), ignore_eos=True, logprobs=5
+            temperature=0,
+            max_tokens=order.get("tokens", 8),
+            ignore_eos=True,
+            logprobs=5,
+            allowed_token_ids=order.get("allowed"),
         )
         names = []
         for prompt in order["prompts"]:
@@ -159,6 +165,30 @@ class Driven:
                 for (part, end), blob in zip(ends, holding.blobs, strict=True)
                 if blob is not None
             }
+
+    def state(self, order: dict[str, Any]) -> list[float]:
+        """Return a snapshot `part` that the node has at `end` tokens of a prompt; nothing where it has none.
+        `columns`: how much of its last axis."""
+        import torch
+
+        from tiercache.client import Scope, Wanted
+        from tiercache.state import Chain
+
+        worker = self._worker()
+        layout = worker.geometry.layout
+        chain = Chain(order["ids"], layout.block_tokens)
+        (part,) = (part for part in layout.parts if part.name == order["part"])
+        wanted = [Wanted(part.name, chain.digest_at(order["end"]))]
+        scope = Scope(salt=order.get("salt", ""))
+        with worker._client.fetch("state", wanted, scope=scope, wait_s=2.0) as holding:
+            (blob,) = holding.blobs or (None,)
+            if blob is None:
+                return []
+            dtype = getattr(torch, part.tensors[0].dtype)
+            values = torch.frombuffer(bytearray(blob.data), dtype=dtype)
+            # A convolution of an engine that guesses has room for the guesses behind its window.
+            rows = values.view(-1, part.tensors[0].shape[-1])[:, : order.get("columns")]
+            return [float(value) for value in rows.flatten()]
 
     def described(self, order: dict[str, Any]) -> dict[str, Any]:
         """Return the parts of the layout and the namespace."""

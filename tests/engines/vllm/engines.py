@@ -48,10 +48,17 @@ class Engine:
         self._process.stdin.flush()
         return self._answer()
 
-    def generate(self, *prompts: Sequence[int], tokens: int = 8, **more: Json) -> list[Json]:
+    def generate(
+        self,
+        *prompts: Sequence[int],
+        tokens: int = 8,
+        allowed: list[int] | None = None,
+        **more: Json,
+    ) -> list[Json]:
         """Run prompts one after the other, each by itself."""
+        how = {"tokens": tokens, "allowed": allowed}
         return [
-            self.ask("generate", prompts=[{"ids": list(prompt), **more}], tokens=tokens)[0]
+            self.ask("generate", prompts=[{"ids": list(prompt), **more}], **how)[0]
             for prompt in prompts
         ]
 

@@ -1,6 +1,6 @@
 """A pytest plugin for vLLM's own tests: what they build has `TierCacheConnector`. See `upstream`.
 
-POINTING_MODEL is the folder of a tiny model, POINTING_SOCKET a node's socket; without the latter the tests
+POINTING_MODELS is a folder of tiny models, POINTING_SOCKET a node's socket; without the latter the tests
 run as they are, but for the model.
 """
 
@@ -15,7 +15,7 @@ import torch
 Theirs: TypeAlias = Any
 """An object of vLLM, which has no types here."""
 
-_MODEL = os.environ["POINTING_MODEL"]
+_MODELS = os.environ["POINTING_MODELS"]
 _SOCKET = os.environ.get("POINTING_SOCKET", "")
 _EXTRA = {
     "socket": _SOCKET,
@@ -29,7 +29,12 @@ _STOOD_IN = "SimpleCPUOffloadConnector"
 """A connector of vLLM for several groups, as ours is."""
 
 _CHILD = "MockHMAConnector"
-_HUB = "facebook/opt-125m"
+_HUB = {
+    "facebook/opt-125m": "llama",
+    "llava-hf/llava-1.5-7b-hf": "qwen2audio",
+    "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2audio",
+}
+"""Models that tests name, of which only the configuration matters, and ours that stand for them."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,8 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     theirs = model.ModelConfig.__init__
 
     def here(self: Theirs, *args: Theirs, **named: Theirs) -> None:
-        if named.get("model") == _HUB:
-            named |= {"model": _MODEL, "tokenizer": _MODEL}
+        name = named.get("model", "")
+        if name in _HUB:
+            folder = os.path.join(_MODELS, _HUB[name])
+            named |= {"model": folder, "tokenizer": folder}
         theirs(self, *args, **named)
 
     model.ModelConfig.__init__ = here
@@ -127,9 +134,9 @@ def _ours() -> Callable[..., Theirs]:
     class Pointed(TierCacheConnector):
         """Ours, whatever options a test has for its own."""
 
-        def __init__(self, config: Theirs, role: Theirs, caches: Theirs) -> None:
-            config.kv_transfer_config.kv_connector_extra_config = _EXTRA
-            super().__init__(config, role, caches)
+        def __init__(self, vllm_config: Theirs, role: Theirs, kv_cache_config: Theirs) -> None:
+            vllm_config.kv_transfer_config.kv_connector_extra_config = _EXTRA
+            super().__init__(vllm_config, role, kv_cache_config)
 
     return Pointed
 

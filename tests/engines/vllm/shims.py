@@ -3,6 +3,7 @@
 Nothing here touches what the connector sees: groups, block tables, hand-offs and tensors are vLLM's.
 """
 
+import ctypes
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -39,6 +40,60 @@ def kimi_linear() -> None:
         _kimi_weights()
 
     CpuPlatform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
+
+
+def guessing() -> None:
+    """Let hybrid models guess ahead: what moves their states when guesses were accepted is for GPUs only."""
+    from vllm.v1.worker.mamba_utils import MambaSpecDecodeGPUContext
+
+    def precopy(
+        self: Theirs, num_reqs: int, state_idx_gpu: Theirs, src_col_gpu: Theirs,
+        token_bias_gpu: Theirs, idx_mapping: Theirs,
+    ) -> None:  # fmt: skip
+        assert idx_mapping is None
+        columns = (state_idx_gpu.tolist(), src_col_gpu.tolist(), token_bias_gpu.tolist())
+        for row, (to, source, bias) in enumerate(zip(*columns, strict=True)):
+            if row < num_reqs and source >= 0 and source != to:
+                _move_states(self, row, source, to, bias)
+
+    def postprocess(
+        self: Theirs, num_reqs: int, num_accepted_tokens_gpu: Theirs, mamba_state_idx_gpu: Theirs,
+        num_scheduled_tokens_gpu: Theirs, num_computed_tokens_gpu: Theirs,
+        num_draft_tokens_gpu: Theirs,
+    ) -> None:  # fmt: skip
+        self.num_accepted_tokens_out[:num_reqs] = num_accepted_tokens_gpu[:num_reqs]
+        for row in range(num_reqs):
+            accepted, source = int(num_accepted_tokens_gpu[row]), int(mamba_state_idx_gpu[row])
+            running = int(num_computed_tokens_gpu[row] + num_scheduled_tokens_gpu[row])
+            running -= int(num_draft_tokens_gpu[row])
+            aligned = (running + accepted - 1) // self.block_size * self.block_size
+            if aligned < running:
+                continue
+            to, bias = aligned // self.block_size - 1, aligned - running
+            if source == to:
+                self.num_accepted_tokens_out[row] = 1
+            if source != to or bias:
+                _move_states(self, row, source, to, bias)
+
+    MambaSpecDecodeGPUContext.run_fused_precopy = precopy
+    MambaSpecDecodeGPUContext.run_fused_postprocess = postprocess
+
+
+def _move_states(context: Theirs, row: int, source: int, to: int, bias: int) -> None:
+    """Move one request's states between columns of its block tables: a convolution's window is shifted
+    by the guesses that were accepted, of recurrent states there is one for each guess."""
+    for at in range(context.num_states):
+        group = int(context.state_group_indices[at])
+        start = int(context.block_table_ptrs[group]) + 4 * row * context.block_table_stride_req
+        table = (ctypes.c_int32 * context.block_table_stride_req).from_address(start)
+        base, stride = int(context.state_base_addrs[at]), int(context.state_block_strides[at])
+        unit = int(context.state_inner_sizes[at]) * int(context.state_elem_sizes[at])
+        if width := int(context.state_conv_widths[at]):
+            origin = base + table[source] * stride + bias * unit
+            unit *= width - bias
+        else:
+            origin = base + table[source + bias] * stride
+        ctypes.memmove(base + table[to] * stride, origin, unit)
 
 
 def _mamba2() -> None:

@@ -19,6 +19,15 @@ OBJECTS_PER_RANK = 6
 DEADLINE_S = 30.0
 
 
+def two_processes() -> dict[str, str]:
+    """Return the environment of an engine whose workers are two processes."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
+    }
+
+
 def start(
     new_engine: NewEngine,
     node: NodeProcess,
@@ -27,18 +36,13 @@ def start(
     **connector: Json,
 ) -> Engine:
     """Start an engine of two ranks; with `second`, that is the node of the second one."""
-    cores = sorted(os.sched_getaffinity(0))
     module = "tests.engines.vllm.seated"
     seated = {"kv_connector": "SeatedConnector", "kv_connector_module_path": module}
     return new_engine(
         "qwen3next",
         node.socket,
         processes=True,
-        environment={
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
-            SECOND: str(second.socket) if second is not None else "",
-        },
+        environment={**two_processes(), SECOND: str(second.socket) if second is not None else ""},
         settings={"tensor_parallel_size": 2},
         connector={"deadline_s": DEADLINE_S, **connector},
         transfer=seated if second is not None else {},
@@ -101,4 +105,20 @@ def test_ranks_whose_nodes_are_two(
     (third,) = engine.generate(IDS)
     assert third["cached"] == 0
     assert third["tokens"] == first["tokens"]
+    engine.close()
+
+
+def test_a_pipeline_starts_uncached(new_engine: NewEngine, new_node: NewNode) -> None:
+    """It is not supported: the engine starts all the same, and says so. On a CPU it gets no further, with
+    a connector or without: its second stage was never given what it receives into."""
+    node = new_node()
+    engine = new_engine(
+        "llama",
+        node.socket,
+        processes=True,
+        environment=two_processes(),
+        settings={"pipeline_parallel_size": 2},
+    )
+    why = "this engine runs uncached: pipeline parallelism is not supported"
+    assert eventually(lambda: why in engine.log.read_text())
     engine.close()

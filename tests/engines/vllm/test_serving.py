@@ -44,7 +44,9 @@ class Stage:
         """Whether nobody holds anything."""
         metrics = self.server.metrics()
         held = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
-        return not held and not metrics["vllm:kv_cache_usage_perc"] and not self.node.gauge("leases")
+        return (
+            not held and not metrics["vllm:kv_cache_usage_perc"] and not self.node.gauge("leases")
+        )
 
 
 @pytest.fixture(scope="module")

@@ -70,8 +70,9 @@ def main(archive: Path, log: Path | None = None) -> int:
                 # settings of pytest, which want more than is installed.
                 if member.name.startswith("tests/") and member.name != "tests/conftest.py":
                     packed.extract(member, root, filter="data")
-        models.build("llama", root / "model")
-        environment = {"POINTING_MODEL": str(root / "model"), "PYTHONPATH": _path(root)}
+        for model in ("llama", "qwen2audio"):
+            models.build(model, root / "models" / model)
+        environment = {"POINTING_MODELS": str(root / "models"), "PYTHONPATH": _path(root)}
         plain = outcomes(root, environment)
         launcher = Launcher()
         with NodeProcess(launcher, root) as node:
