@@ -135,6 +135,19 @@ def test_a_hot_state_is_not_fetched(worker: Worker, node: NodeProcess) -> None:
     assert worker.flush(10.0)
 
 
+def test_a_hot_state_does_not_outlive_sleep(worker: Worker) -> None:
+    """What lies on the device beside the blocks goes with them."""
+    worker.save(saving(job("w", items(256, 2, 3))))
+    assert worker.flush(10.0)
+    worker.sleep()
+    worker.wake()
+    worker.begin(loading(job("r", items(256, 5, 1))))
+    assert ended(worker) == ENDED
+    report = worker.report()
+    assert report is not None
+    assert (report.counts["hot_objects"], report.counts["loaded_objects"]) == (0, 4)
+
+
 def test_a_state_that_was_loaded_is_hot(node: NodeProcess, worker: Worker) -> None:
     worker.save(saving(job("w", items(256, 2, 3))))
     assert worker.flush(10.0)

@@ -302,6 +302,7 @@ def test_asleep_nothing_begins(new_worker: NewWorker) -> None:
     worker.save(saving(job("w", items(128, 2))))
     worker.sleep()
     worker.sleep()
+    assert worker.flush(10.0), "what was copied is saved all the same"
     worker.begin(loading(job("r", items(128, 2))))
     assert worker.results() == FAILED
     worker.save(saving(job("w", items(256, 2, 3))))
@@ -311,6 +312,41 @@ def test_asleep_nothing_begins(new_worker: NewWorker) -> None:
     assert report.counts["save_dropped"] == 4
     worker.wake()
     worker.begin(loading(job("r", items(128, 2))))
+    assert ended(worker) == ENDED
+
+
+def test_asleep_nothing_is_written(new_worker: NewWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of the blocks goes as soon as a worker says that it sleeps, whatever it was doing."""
+    new_worker(tensors()).save(saving(job("w", items(128, 2))))
+    target = empty()
+    worker = new_worker(target)
+    within, go = threading.Event(), threading.Event()
+    scatter = PartBlocks.scatter
+
+    def slow(self: PartBlocks, blocks: Sequence[Sequence[int]], objects: torch.Tensor) -> None:
+        within.set()
+        assert go.wait(10.0)
+        scatter(self, blocks, objects)
+
+    def loads() -> bool:
+        worker.begin(loading(job("r", items(128, 4))))
+        return within.wait(0.2)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartBlocks, "scatter", slow)
+        assert eventually(loads)
+        asleep = threading.Thread(target=worker.sleep)
+        asleep.start()
+        asleep.join(0.05)
+        assert asleep.is_alive(), "a block is being written"
+        go.set()
+        asleep.join(10.0)
+        assert not asleep.is_alive()
+    written = {name: t.clone() for name, t in target.items()}
+    assert ended(worker).failed == {"r"}
+    assert all(torch.equal(flat(t), flat(written[name])) for name, t in target.items())
+    worker.wake()
+    worker.begin(loading(job("r", items(128, 4))))
     assert ended(worker) == ENDED
 
 

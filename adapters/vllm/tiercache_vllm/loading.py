@@ -1,7 +1,8 @@
 """One load: objects of a request from the node, or from the device's own checkpoints, into its blocks."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
 
@@ -40,8 +41,42 @@ class Loaded:
     requantised: int = 0
 
 
+class Turnstile:
+    """Whether blocks may be touched. Who passes is let finish before it shuts."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._within = 0
+        self._shut = False
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Pass. Raises RuntimeError when it is shut."""
+        with self._changed:
+            if self._shut:
+                raise RuntimeError("the engine sleeps: its blocks are gone")
+            self._within += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._within -= 1
+                self._changed.notify_all()
+
+    def shut(self) -> None:
+        """Let nobody pass any more; when this returns, nobody is within. Idempotent."""
+        with self._changed:
+            self._shut = True
+            self._changed.wait_for(lambda: not self._within)
+
+    def open(self) -> None:
+        """Let everybody pass. Idempotent."""
+        with self._changed:
+            self._shut = False
+
+
 class Loading:
-    """Loads jobs, one at a time on each thread that calls it."""
+    """Loads jobs, one at a time on each thread that calls it. It touches blocks behind `turnstile` only."""
 
     def __init__(
         self,
@@ -52,6 +87,7 @@ class Loading:
         hot: tuple[int, HotStates] | None,
         seats: Sequence[Seat] = (),
     ) -> None:
+        self.turnstile = Turnstile()
         self._layout = geometry.layout
         self._parts = parts
         self._shards = shards
@@ -108,7 +144,8 @@ class Loading:
             part, states = self._hot
             for item in job.items:
                 if item.part == part:
-                    state = states.restore(tagged(item.digest, job.lora, job.salt))
+                    with self.turnstile.passing():
+                        state = states.restore(tagged(item.digest, job.lora, job.salt))
                     if state is not None:
                         found[item] = state
         return found
@@ -144,9 +181,10 @@ class Loading:
         part, states = self._hot
         for item, blob in found:
             if item.part == part:
-                state = self._parts[part].gather([item.blocks])
                 key = tagged(item.digest, job.lora, job.salt)
-                states.keep([key], state, blob.requantised)
+                with self.turnstile.passing():
+                    state = self._parts[part].gather([item.blocks])
+                    states.keep([key], state, blob.requantised)
 
     def write(
         self, items: Sequence[Item], blobs: Sequence[Blob], event: torch.cuda.Event | None
@@ -168,7 +206,8 @@ class Loading:
     ) -> None:
         blocks = self._parts[items[0].part]
         stream = self._stream
-        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+        on_stream = torch.cuda.stream(stream) if stream is not None else nullcontext()
+        with self.turnstile.passing(), on_stream:
             if stream is not None and event is not None:
                 stream.wait_event(event)
             blocks.scatter([item.blocks for item in items], objects.to(self._device))

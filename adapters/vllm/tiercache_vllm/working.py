@@ -205,13 +205,18 @@ class Worker:
             )
 
     def sleep(self) -> None:
-        """The blocks are about to go: what is under way is waited for, and nothing begins any more."""
+        """The blocks are about to go, with all that lies beside them on the device: when this returns, no
+        thread touches them any more, and loads that have not ended fail. What was copied off them is
+        saved all the same. Idempotent."""
         self._asleep = True
-        self.flush(CLOSE_S)
+        self.loading.turnstile.shut()
+        if self._hot is not None:
+            self._hot[1].clear()
 
     def wake(self) -> None:
-        """The blocks are back, at the same addresses."""
+        """The blocks are back, at the same addresses, with anything in them. Idempotent."""
         self._asleep = False
+        self.loading.turnstile.open()
 
     def close(self) -> None:
         """Stop. Loads that have not ended are not reported any more; their blocks are left alone."""

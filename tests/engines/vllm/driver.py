@@ -167,8 +167,8 @@ class Driven:
             }
 
     def state(self, order: dict[str, Any]) -> list[float]:
-        """Return a snapshot `part` that the node has at `end` tokens of a prompt; nothing where it has none.
-        `columns`: how much of its last axis."""
+        """Return a snapshot `part` that the node has at `end` tokens of a prompt; nothing where it has
+        none. `columns`: how much of its last axis."""
         import torch
 
         from tiercache.client import Scope, Wanted
@@ -229,6 +229,28 @@ class Driven:
     def reset_local(self, order: dict[str, Any]) -> bool:
         """Clear vLLM's own prefix cache; with `connector`, also ours."""
         return bool(self._engine.reset_prefix_cache(reset_connector=order.get("connector", False)))
+
+    def sleep(self, order: dict[str, Any]) -> bool:
+        """Sleep and wake. vLLM's worker for CPUs does nothing then; here it does what the one for GPUs
+        does: it tells the connector, as vLLM 0.33 does, and what is in the caches is lost."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        ours, group = self._worker(), get_kv_transfer_group()
+        worker = self._engine.engine_core.engine_core.model_executor.driver_worker.worker
+
+        def lost(level: int) -> None:
+            group.unregister_kv_caches()
+            for part in ours._parts:
+                for _, view in part._views:
+                    view.fill_(0x55)
+
+        def back(tags: Theirs = None) -> None:
+            group.restore_kv_caches()
+
+        worker.sleep, worker.wake_up = lost, back
+        self._llm.sleep(level=order["level"])
+        self._llm.wake_up()
+        return True
 
     def counts(self, order: dict[str, Any]) -> dict[str, int]:
         """Return what the connector counted, from vLLM's own metrics."""

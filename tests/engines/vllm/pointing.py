@@ -66,7 +66,7 @@ def _point_schedulers() -> None:
     theirs, ask = Scheduler.__init__, Planner.ask
 
     def pointed(self: Theirs, *args: Theirs, **named: Theirs) -> None:
-        config = named.get("vllm_config", args[0] if args else None)
+        config: Theirs = named.get("vllm_config", args[0] if args else None)
         ours = config.kv_transfer_config is None
         if ours:
             config.kv_transfer_config = KVTransferConfig(
@@ -148,11 +148,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         if hasattr(module, "TestExampleConnector"):
             # It records what is called on what it wraps: here, on ours.
-            import_module(module.TestExampleConnector.__module__).ExampleConnector = _ours()
+            where: Theirs = import_module(module.TestExampleConnector.__module__)
+            where.ExampleConnector = _ours()
         if hasattr(module, "ExampleConnectorMetadata"):
             from tiercache_vllm.kv_connector import StepMetadata
 
             module.ExampleConnectorMetadata = StepMetadata
         if hasattr(module, _CHILD):
-            import_module("tests.v1.kv_connector.unit.utils").ExampleConnector = _ours()
+            where = import_module("tests.v1.kv_connector.unit.utils")
+            where.ExampleConnector = _ours()
             setattr(module, _CHILD, _ours())

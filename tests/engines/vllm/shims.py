@@ -43,7 +43,7 @@ def kimi_linear() -> None:
 
 
 def guessing() -> None:
-    """Let hybrid models guess ahead: what moves their states when guesses were accepted is for GPUs only."""
+    """Let hybrid models guess ahead: what moves states when guesses were accepted is for GPUs only."""
     from vllm.v1.worker.mamba_utils import MambaSpecDecodeGPUContext
 
     def precopy(

@@ -183,6 +183,16 @@ def test_stopped_while_loading(stage: Stage) -> None:
     stage.node.send(signal.SIGCONT)
 
 
+def test_asleep_and_awake(stage: Stage) -> None:
+    """vLLM has connectors forget all when its caches are discarded: other weights may have come."""
+    stage.engine.ask("sleep", level=1)
+    assert stage.run(1)["cached"] == 0
+    stage.engine.ask("flush")
+    assert stage.run(1)["cached"] == 256, "saved anew"
+    for at in range(len(PROMPTS)):
+        stage.run(at)
+
+
 @pytest.fixture(scope="module")
 def crowded_node(new_node: NewNode) -> NodeProcess:
     return new_node()

@@ -1,5 +1,6 @@
 """`vllm serve`, over HTTP: what one server saves, another restores, and clients come and go."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,3 +125,73 @@ def test_clients_that_go_away_leave_nothing_behind(stage: Stage) -> None:
     assert eventually(stage.empty)
     assert stage.server.post("/reset_prefix_cache") == {"success": True}, "no block is held"
     stage.right("whole", stage.server.complete(PROMPTS["whole"]))
+
+
+HOSTILE: dict[str, Json] = {
+    "one token": {"prompt": [7]},
+    "no token": {"prompt": []},
+    "too long": {"prompt": prompt(85, 5000)},
+    "as long as can be": {"prompt": prompt(86, 2047), "max_tokens": 1},
+    "tokens that are none": {"prompt": [-1, 10**9, 3]},
+    "a long salt": {"cache_salt": "s" * 100_000},
+    "a salt of signs": {"cache_salt": "a/b/../\\0 \U0001f600%s{}"},
+    "a salt that is half a sign": {"cache_salt": "\ud800"},
+    "an empty salt": {"cache_salt": ""},
+    "a salt that is a number": {"cache_salt": 7},
+    "a source that is a list": {"kv_transfer_params": {"tiercache_source": ["x"]}},
+    "a source that is a path": {"kv_transfer_params": {"tiercache_source": "../../etc"}},
+    "parameters of another connector": {
+        "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [1], "a": {"b": []}}
+    },
+    "parameters that are none": {"kv_transfer_params": "x"},
+    "an adapter that is not there": {"model": "nobody"},
+    "a name that is long": {"request_id": "r" * 5000},
+    "many answers": {"n": 4, "temperature": 1.0, "seed": 1},
+    "nothing to answer": {"max_tokens": 0},
+    "of the prompt itself": {"prompt_logprobs": 2},
+    "echoed": {"echo": True},
+}
+
+
+def test_no_request_does_harm(stage: Stage) -> None:
+    """Each is answered or refused, and the server serves everybody else as before."""
+    for case, changed in HOSTILE.items():
+        status, answer = stage.server.send(
+            "/v1/completions", completion(PROMPTS["other"], 4) | changed
+        )
+        assert status in (200, 400, 404, 422), (case, answer)
+    for _ in range(2):
+        stage.server.post("/reset_prefix_cache")
+        stage.right("other", stage.server.complete(PROMPTS["other"]))
+    assert eventually(stage.empty)
+    assert stage.node.counter("protocol_errors") == 0
+
+
+def test_names_that_collide_share_nothing_wrong(stage: Stage) -> None:
+    """Two requests of one name at the same time, of which one may hit and one may not."""
+    pair = [("whole", "x"), ("other", "y")]
+    stage.server.post("/reset_prefix_cache")
+    asked = [
+        stage.server.begin(
+            "/v1/completions", completion(PROMPTS[case], 8, request_id="twin", cache_salt=salt)
+        )
+        for case, salt in pair
+    ]
+    for (case, _), connection in zip(pair, asked, strict=True):
+        answer = connection.getresponse()
+        found = json.loads(answer.read())
+        assert answer.status == 200, found
+        assert found["choices"][0]["token_ids"] == stage.computed[case]["tokens"], case
+        connection.close()
+    assert eventually(stage.empty)
+
+
+def test_it_sleeps(stage: Stage) -> None:
+    for level in (0, 1):
+        stage.server.complete(PROMPTS["whole"])
+        stage.server.post(f"/sleep?level={level}")
+        stage.server.post("/wake_up?tags=scheduling" if level == 0 else "/wake_up")
+        stage.server.post("/reset_prefix_cache")
+        found = stage.server.complete(PROMPTS["whole"])
+        assert found["cached"] == (0 if level else 512), "vLLM has connectors reset from level 1 on"
+        stage.right("whole", found)
