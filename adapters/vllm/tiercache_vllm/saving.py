@@ -30,7 +30,7 @@ class Saving:
             part.nbytes(part.block_tokens, part.shards(geometry.ranks)[0])
             for part in geometry.layout.parts
         ]
-
+        self._groups = [geometry.groups(at) for at in range(len(geometry.layout.parts))]
         self._sizes = {
             at: part.block_tokens
             for at, part in enumerate(geometry.layout.parts)
@@ -150,7 +150,7 @@ class Saving:
             for at, part in enumerate(self._geometry.layout.parts):
                 if not part.is_snapshot or _key(answer, at, digest) in self._seen:
                     continue
-                places = [blocks.get(group, 0) for group in self._geometry.groups(at)]
+                places = [blocks.get(group, 0) for group in self._groups[at]]
                 if all(places):
                     yield Item(at, tokens, digest, tuple(places))
                 else:
@@ -161,7 +161,7 @@ class Saving:
         (0) or beyond the table."""
         size = self._geometry.layout.parts[part].block_tokens or self._geometry.block_tokens
         places = []
-        for group in self._geometry.groups(part):
+        for group in self._groups[part]:
             index = end // size - 1
             table = blocks[group]
             if not 0 <= index < len(table) or not table[index]:

@@ -151,12 +151,15 @@ class SchedulerSide:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last look, and whether there is a node."""
+        ours = self._scheduling.counts if self._scheduling is not None else None
+        attached = self._planner is not None and self._planner.status == ATTACHED
+        if not self._counts and not ours and attached == self._attached:
+            return {}  # Most steps count nothing.
         counts, self._counts = self._counts, Counter()
-        if self._scheduling is None or self._planner is None:
+        if ours is None:
             return dict(counts)
-        counts.update(self._scheduling.counts)
-        self._scheduling.counts.clear()
-        attached = self._planner.status == ATTACHED
+        counts.update(ours)
+        ours.clear()
         if not any(counts.values()) and attached == self._attached:
             return {}
         self._attached = attached

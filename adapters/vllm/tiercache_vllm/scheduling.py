@@ -27,7 +27,7 @@ ANSWER_S = 20.0
 AHEAD_MAX = 64
 """Requests that are planned before vLLM asks for them: a long queue must not hold leases."""
 
-IDLE_S = 0.005
+IDLE_S = 0.008
 """How long an engine that has nothing to compute waits for an answer that is due, once a step: it must
 not spin, and a step for nothing costs more than the answer."""
 

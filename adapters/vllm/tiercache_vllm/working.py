@@ -10,7 +10,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 
 import torch
@@ -346,8 +346,8 @@ class Worker:
             for row, item in enumerate(one.items):
                 known[item.end] = item.digest
                 start = item.end - part.block_tokens if part.block_tokens else 0
-                blob = Blob(part.name, item.end, rows[row].data, start, self._shards[one.part])
-                blobs.append(replace(blob, requantised=one.requantised))
+                place = (part.name, item.end, rows[row].data, start, self._shards[one.part])
+                blobs.append(Blob(*place, requantised=one.requantised))
         chain = KnownChain(known, self.geometry.layout.block_tokens)
         scope = Scope(lora=job.lora, salt=job.salt)
         saved = client.save(job.name, chain, blobs, scope=scope, parent=job.parent)
