@@ -1,6 +1,7 @@
 """What an engine that prefills and one that decodes tell each other, through whoever routes requests.
 
-The key is in `kv_transfer_params`: the answer of the first has it, and the request to the second.
+The keys are in `kv_transfer_params`. The answer of the first names the source, and so does the request to
+the second. The request to the first may name a target.
 """
 
 import re
@@ -9,16 +10,28 @@ from collections.abc import Mapping
 SOURCE = "tiercache_source"
 """Names the node, of the cluster, that has what was prefilled."""
 
+TARGET = "tiercache_target"
+"""Names the node that is to take what is prefilled, while it is."""
+
 NODE_NAME = re.compile(r"[\w.-]{1,64}")
 """What a node can be called in its cluster."""
 
 
 def source_of(params: object) -> str | None:
-    """Return the node that a request's `kv_transfer_params` name, "" when they name none.
+    """Return the node that a request's `kv_transfer_params` name as its source, "" when they name none.
 
     A client may send anything: None for what cannot be the name of a node.
     """
-    if not isinstance(params, Mapping) or (source := params.get(SOURCE)) is None:
+    return _named(params, SOURCE)
+
+
+def target_of(params: object) -> str | None:
+    """Likewise, the node that is to take what is prefilled."""
+    return _named(params, TARGET)
+
+
+def _named(params: object, key: str) -> str | None:
+    if not isinstance(params, Mapping) or (name := params.get(key)) is None:
         return ""
-    known = isinstance(source, str) and NODE_NAME.fullmatch(source)
-    return source if known else None
+    known = isinstance(name, str) and NODE_NAME.fullmatch(name)
+    return name if known else None

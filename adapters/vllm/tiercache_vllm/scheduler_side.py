@@ -14,10 +14,11 @@ from tiercache.client import Client, Options
 from tiercache.state import Namespace
 from tiercache_vllm.events import Events
 from tiercache_vllm.geometry import Geometry
-from tiercache_vllm.handover import SOURCE, source_of
+from tiercache_vllm.handover import SOURCE, source_of, target_of
 from tiercache_vllm.identity import Adapter, Feature
 from tiercache_vllm.naming import engine_name, namespace_of
 from tiercache_vllm.planning import Planner, Question
+from tiercache_vllm.pushing import Pusher
 from tiercache_vllm.requests import Scheduled
 from tiercache_vllm.scheduling import IDLE_S, Scheduling
 from tiercache_vllm.settings import Job, Settings, Work
@@ -62,6 +63,8 @@ class SchedulerSide:
         self._names = ThreadPoolExecutor(1, thread_name_prefix="tiercache-names")
         self._namespace: Namespace | None = None
         self._planner: Planner | None = None
+        self._pusher: Pusher | None = None
+        self._targets: dict[str, str] = {}
         self._scheduling: Scheduling | None = None
         self._events: Events | None = None
         self._off = ""
@@ -86,6 +89,11 @@ class SchedulerSide:
         """A request was added."""
         if (scheduling := self._ready()) is not None:
             scheduling.arrived(request, lambda: self._question(request))
+        target = target_of(request.kv_transfer_params) if self._settings.writes else ""
+        if target is None:
+            self._counts["targets_ignored"] += 1
+        elif target:
+            self._targets[request.request_id] = target
 
     def matched(self, request: "Request", computed: int) -> int | None:
         """See `Scheduling`."""
@@ -120,6 +128,7 @@ class SchedulerSide:
             saves = scheduling.saves(
                 _scheduled(output), state.boundary_state_offloads, state.get_block_ids
             )
+            self._push(scheduling, saves)
         idle = not output.num_scheduled_tokens
         if idle and not loads:
             scheduling.idle()
@@ -139,9 +148,12 @@ class SchedulerSide:
     def finished(self, request: str) -> dict[str, str] | None:
         """See `Scheduling`. Returns what a proxy should hand to the engine that goes on with the request:
         where it was prefilled, when this engine saves and knows what its node is called."""
+        self._targets.pop(request, None)
         if self._scheduling is None:
             return None
         self._scheduling.finished(request)
+        if self._pusher is not None:
+            self._pusher.over(request)
         named = self._settings.node and self._settings.writes
         return {SOURCE: self._settings.node} if named else None
 
@@ -151,6 +163,8 @@ class SchedulerSide:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last look, and whether there is a node."""
+        if self._pusher is not None:
+            self._counts.update(self._pusher.take_counts())
         ours = self._scheduling.counts if self._scheduling is not None else None
         attached = self._planner is not None and self._planner.status == ATTACHED
         if not self._counts and not ours and attached == self._attached:
@@ -180,6 +194,8 @@ class SchedulerSide:
     def close(self) -> None:
         """Stop."""
         self._names.shutdown(wait=False, cancel_futures=True)
+        if self._pusher is not None:
+            self._pusher.close()
         if self._planner is not None:
             self._planner.close()
 
@@ -207,6 +223,7 @@ class SchedulerSide:
         client = Client(self._settings.socket, namespace, self._geometry.layout, options)
         grid = self._config.cache_config.prefix_cache_retention_interval or 0
         self._planner = Planner(client, self._geometry, self._settings, grid)
+        self._pusher = Pusher(client, self._settings.source_wait_s)
         self._namespace = namespace
         _log.info(
             "tiercache: boundaries are multiples of %d tokens; parts %s; node %s; model %s",
@@ -225,6 +242,21 @@ class SchedulerSide:
             self._planner,
             watcher=self._events,
         )
+
+    def _push(self, scheduling: Scheduling, saves: Iterable[Job]) -> None:
+        """Have the nodes that requests name take what these steps complete."""
+        if not self._targets or self._pusher is None or self._geometry is None:
+            return
+        block = self._geometry.block_tokens
+        for job in saves:
+            target = self._targets.get(job.request)
+            asked = scheduling.asked(job.request) if target else None
+            if not target or asked is None:
+                continue
+            chain, scope = asked
+            goal = (len(chain) - 1) // block * block
+            if any(item.end <= goal for item in job.items):
+                self._pusher.saving(job.request, chain, scope, target, goal)
 
     def _give_up(self, why: str) -> None:
         self._off = why

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from time import monotonic
 
+from tiercache.client import Scope
+from tiercache.state import Chain
 from tiercache_vllm.geometry import Geometry
 from tiercache_vllm.memory import Failures
 from tiercache_vllm.planning import Answer, Question, name_of
@@ -146,6 +148,14 @@ class Scheduling:
             if job is not None:
                 jobs.append(job)
         return tuple(jobs)
+
+    def asked(self, request: str) -> tuple[Chain, Scope] | None:
+        """Return what a request was asked by: the chain of its prompt, as its pages are saved."""
+        entry = self._entries.get(request)
+        answer = entry.answer if entry is not None else None
+        if answer is None or answer.chain is None or answer.scope is None:
+            return None
+        return answer.chain, answer.scope
 
     def ended(self, finished: Iterable[str], failed: Iterable[str]) -> None:
         """Loads ended, on every worker; `failed` ones are in `finished` too."""

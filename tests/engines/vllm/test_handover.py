@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ PROMPTS = {
     "not named": prompt(53, 600),
     "not a node": prompt(54, 600),
     "its node killed": prompt(56, 600),
+    "pushed": prompt(57, 700),
 }
 TOLERANCE_BFLOAT16 = 0.1
 BLOCK = 128
@@ -32,6 +34,9 @@ CLUSTER: dict[str, str | float] = {
     "transfer_s_max": 20.0,
     "ttl_s": 10,
 }
+
+
+_pool = ThreadPoolExecutor(1)
 
 
 @dataclass
@@ -132,6 +137,32 @@ def test_what_is_not_named_is_computed(pair: Pair, case: str, handed: Json) -> N
     assert after["handed_over"] == before["handed_over"]
     ignored = after["sources_ignored"] - before["sources_ignored"]
     assert (ignored > 0) == ("tiercache_source" in handed)
+
+
+def test_a_prompt_goes_over_while_it_is_computed(pair: Pair) -> None:
+    """The node that is to go on with it has it before the first engine is done; nobody asks for it."""
+    node = pair.nodes["decode-1"]
+    before = node.counter("peer_read_bytes")
+    ids = PROMPTS["pushed"]
+    pushed: Json = {"tiercache_target": "decode-1"}
+    answer = _pool.submit(lambda: pair.prefill.generate(ids, tokens=1200, handed=pushed)[0])
+    whole = (len(ids) - 1) // BLOCK * BLOCK
+    assert eventually(lambda: node.counter("peer_read_bytes") > before)
+    assert not answer.done(), "it goes on here"
+    assert answer.result(120.0)["reason"] == "length"
+    assert eventually(lambda: pair.prefill.ask("counts")["pushed"] == 1)
+    assert pair.decoded("pushed", {})["cached"] == whole, "though no source is named"
+    counts = pair.prefill.ask("counts")
+    assert (counts["pushed_short"], counts["targets_ignored"]) == (0, 0)
+
+
+def test_a_target_that_is_no_node_is_ignored(pair: Pair) -> None:
+    handed = pair.prefill.generate(PROMPTS["handed over"], handed={"tiercache_target": "a b"})
+    assert handed[0]["tokens"] == pair.alone["handed over"]["tokens"]
+    handed = pair.prefill.generate(prompt(58, 300), handed={"tiercache_target": "nobody"})
+    assert handed[0]["reason"] == "length"
+    assert eventually(lambda: pair.prefill.ask("counts")["pushed_short"] == 1)
+    assert pair.prefill.ask("counts")["targets_ignored"] == 1
 
 
 def test_a_node_that_was_killed_costs_the_prefill_and_nothing_else(pair: Pair) -> None:
