@@ -8,7 +8,7 @@ import pytest
 
 from tiercache.errors import ConfigError
 from tiercache_vllm import gate
-from tiercache_vllm.gate import NEEDED, OVERRIDDEN, faults_in, refuse_unknown
+from tiercache_vllm.gate import LATER, NEEDED, OVERRIDDEN, faults_in, refuse_unknown
 from tiercache_vllm.signatures import Found, found_in
 
 RELEASES = Path(__file__).parents[1] / "data" / "vllm"
@@ -88,6 +88,17 @@ def test_a_new_parameter_or_a_new_duty_is_a_fault(module: str) -> None:
     found = told(releases()[-1])
     found[module].abstract[base] = [*found[module].abstract[base], "novelty"]
     assert f"{module}.{base} wants novelty" in faults_in(found)
+
+
+def test_hooks_that_came_later_are_as_they_are_implemented_or_not_there() -> None:
+    first, last = (told(path) for path in releases())
+    for module, names in LATER.items():
+        assert not names.keys() & first[module].signatures.keys()
+        assert names.keys() <= last[module].signatures.keys()
+        for name, wanted in names.items():
+            changed = told(releases()[-1])
+            changed[module].signatures[name] = [*wanted, "surprise"]
+            assert f"{module}.{name} takes {', '.join(wanted)}, surprise" in faults_in(changed)
 
 
 def test_without_vllm_it_says_so_in_a_sentence() -> None:

@@ -9,7 +9,7 @@ from tiercache.client import Pushed, Scope
 from tiercache.errors import ProtocolError
 from tiercache.state import Chain
 from tiercache.testing.nodes import eventually
-from tiercache_vllm.handover import TARGET, target_of
+from tiercache_vllm.handover import DESTINATION, destination_of
 from tiercache_vllm.pushing import PUSHES_MAX, Pusher
 
 CHAIN = Chain(tuple(range(600)), 128)
@@ -105,8 +105,14 @@ def test_only_so_many_are_pushed(new_pusher: NewPusher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "target"),
-    [({TARGET: "b"}, "b"), ({}, ""), (None, ""), ({TARGET: "../b"}, None), ({TARGET: 3}, None)],
+    ("params", "destination"),
+    [
+        ({DESTINATION: "b"}, "b"),
+        ({}, ""),
+        (None, ""),
+        ({DESTINATION: "../b"}, None),
+        ({DESTINATION: 3}, None),
+    ],
 )
-def test_a_target_is_the_name_of_a_node(params: object, target: str | None) -> None:
-    assert target_of(params) == target
+def test_a_destination_is_the_name_of_a_node(params: object, destination: str | None) -> None:
+    assert destination_of(params) == destination

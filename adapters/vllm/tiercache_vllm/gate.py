@@ -156,9 +156,25 @@ NEEDED: Signatures = {
 """All that is needed of vLLM."""
 
 
+LATER: Signatures = {
+    _CONNECTOR: {
+        "KVConnectorBase_V1.unregister_kv_caches": ("self",),
+        "KVConnectorBase_V1.restore_kv_caches": ("self",),
+        "KVConnectorBase_V1.supports_sleep_mode": ("cls", "kv_transfer_config"),
+    },
+}
+"""What the connectors replace where there is such a thing, which the first release had not."""
+
+
 def faults_in(found: Mapping[str, Found]) -> list[str]:
     """Return in words what of vLLM's modules is not as it is needed."""
-    faults = missing(NEEDED, {name: one.signatures for name, one in found.items()})
+    signatures = {name: one.signatures for name, one in found.items()}
+    later = {
+        module: {name: wanted for name, wanted in names.items() if name in signatures[module]}
+        for module, names in LATER.items()
+        if module in signatures
+    }
+    faults = missing(NEEDED, signatures) + missing(later, signatures)
     for module, (base, methods) in OVERRIDDEN.items():
         if module in found:
             unknown = set(found[module].abstract.get(base, ())) - set(methods)

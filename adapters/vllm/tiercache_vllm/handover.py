@@ -1,7 +1,7 @@
 """What an engine that prefills and one that decodes tell each other, through whoever routes requests.
 
 The keys are in `kv_transfer_params`. The answer of the first names the source, and so does the request to
-the second. The request to the first may name a target.
+the second. The request to the first may name a destination.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 SOURCE = "tiercache_source"
 """Names the node, of the cluster, that has what was prefilled."""
 
-TARGET = "tiercache_target"
+DESTINATION = "tiercache_destination"
 """Names the node that is to take what is prefilled, while it is."""
 
 NODE_NAME = re.compile(r"[\w.-]{1,64}")
@@ -25,9 +25,9 @@ def source_of(params: object) -> str | None:
     return _named(params, SOURCE)
 
 
-def target_of(params: object) -> str | None:
+def destination_of(params: object) -> str | None:
     """Likewise, the node that is to take what is prefilled."""
-    return _named(params, TARGET)
+    return _named(params, DESTINATION)
 
 
 def _named(params: object, key: str) -> str | None:

@@ -37,7 +37,7 @@ class _Pushed:
     request: str
     chain: Chain
     scope: Scope
-    target: str
+    destination: str
     goal: int
     until: float
     news: threading.Event = field(default_factory=threading.Event)
@@ -60,7 +60,7 @@ class Pusher:
         self._closing = threading.Event()
         self._pool = ThreadPoolExecutor(PUSH_THREADS_MAX, thread_name_prefix="tiercache-push")
 
-    def saving(self, request: str, chain: Chain, scope: Scope, target: str, goal: int) -> None:
+    def saving(self, request: str, chain: Chain, scope: Scope, destination: str, goal: int) -> None:
         """More of a request is being saved; `goal`: how much of its prompt will be."""
         if (known := self._under_way.get(request)) is not None:
             known.news.set()
@@ -69,7 +69,7 @@ class Pusher:
         elif len(self._under_way) >= PUSHES_MAX:
             self._count("pushes_dropped")
         else:
-            one = _Pushed(request, chain, scope, target, goal, monotonic() + PUSH_S_MAX)
+            one = _Pushed(request, chain, scope, destination, goal, monotonic() + PUSH_S_MAX)
             self._under_way[request] = one
             self._pool.submit(self._push, one)
 
@@ -106,7 +106,7 @@ class Pusher:
         while not self._closing.is_set():
             one.news.clear()
             found = self._client.push(
-                name, one.chain, one.target, scope=one.scope, wait_s=PUSH_CALL_S
+                name, one.chain, one.destination, scope=one.scope, wait_s=PUSH_CALL_S
             )
             if found.boundary >= one.goal:
                 self._count("pushed")

@@ -14,7 +14,7 @@ from tiercache.client import Client, Options
 from tiercache.state import Namespace
 from tiercache_vllm.events import Events
 from tiercache_vllm.geometry import Geometry
-from tiercache_vllm.handover import SOURCE, source_of, target_of
+from tiercache_vllm.handover import SOURCE, destination_of, source_of
 from tiercache_vllm.identity import Adapter, Feature
 from tiercache_vllm.naming import engine_name, namespace_of
 from tiercache_vllm.planning import Planner, Question
@@ -64,7 +64,7 @@ class SchedulerSide:
         self._namespace: Namespace | None = None
         self._planner: Planner | None = None
         self._pusher: Pusher | None = None
-        self._targets: dict[str, str] = {}
+        self._destinations: dict[str, str] = {}
         self._scheduling: Scheduling | None = None
         self._events: Events | None = None
         self._off = ""
@@ -89,11 +89,11 @@ class SchedulerSide:
         """A request was added."""
         if (scheduling := self._ready()) is not None:
             scheduling.arrived(request, lambda: self._question(request))
-        target = target_of(request.kv_transfer_params) if self._settings.writes else ""
-        if target is None:
-            self._counts["targets_ignored"] += 1
-        elif target:
-            self._targets[request.request_id] = target
+        destination = destination_of(request.kv_transfer_params) if self._settings.writes else ""
+        if destination is None:
+            self._counts["destinations_ignored"] += 1
+        elif destination:
+            self._destinations[request.request_id] = destination
 
     def matched(self, request: "Request", computed: int) -> int | None:
         """See `Scheduling`."""
@@ -148,7 +148,7 @@ class SchedulerSide:
     def finished(self, request: str) -> dict[str, str] | None:
         """See `Scheduling`. Returns what a proxy should hand to the engine that goes on with the request:
         where it was prefilled, when this engine saves and knows what its node is called."""
-        self._targets.pop(request, None)
+        self._destinations.pop(request, None)
         if self._scheduling is None:
             return None
         self._scheduling.finished(request)
@@ -245,18 +245,18 @@ class SchedulerSide:
 
     def _push(self, scheduling: Scheduling, saves: Iterable[Job]) -> None:
         """Have the nodes that requests name take what these steps complete."""
-        if not self._targets or self._pusher is None or self._geometry is None:
+        if not self._destinations or self._pusher is None or self._geometry is None:
             return
         block = self._geometry.block_tokens
         for job in saves:
-            target = self._targets.get(job.request)
-            asked = scheduling.asked(job.request) if target else None
-            if not target or asked is None:
+            destination = self._destinations.get(job.request)
+            asked = scheduling.asked(job.request) if destination else None
+            if not destination or asked is None:
                 continue
             chain, scope = asked
             goal = (len(chain) - 1) // block * block
             if any(item.end <= goal for item in job.items):
-                self._pusher.saving(job.request, chain, scope, target, goal)
+                self._pusher.saving(job.request, chain, scope, destination, goal)
 
     def _give_up(self, why: str) -> None:
         self._off = why

@@ -20,7 +20,7 @@ COUNTERS: Mapping[str, str] = {
     "handed_over": "Requests that named the node that prefilled them.",
     "handed_over_short": "Of these, requests of which less was there than the prompt allows.",
     "sources_ignored": "Requests that named something that cannot be a node as their source.",
-    "targets_ignored": "Likewise, as the node that is to take them.",
+    "destinations_ignored": "Likewise, as the node that is to take them.",
     "pushed": "Requests that another node took while they were prefilled here.",
     "pushed_short": "Requests of which it took less than their prompt allows.",
     "pushes_dropped": "Requests that were not pushed: too many were under way.",

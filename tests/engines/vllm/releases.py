@@ -12,7 +12,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tiercache_vllm.gate import NEEDED
+from tiercache_vllm.gate import LATER, NEEDED
 from tiercache_vllm.signatures import found_in
 
 READ_BYTES = 1 << 20
@@ -29,8 +29,9 @@ def main(wheel: Path) -> None:
         for module, names in NEEDED.items():
             found = found_in(archive.read(f"{module.replace('.', '/')}.py").decode())
             classes = {name.split(".")[0] for name in names}
+            later = [name for name in LATER.get(module, ()) if name in found.signatures]
             modules[module] = {
-                "signatures": {name: found.signatures[name] for name in sorted(names)},
+                "signatures": {name: found.signatures[name] for name in sorted([*names, *later])},
                 "abstract": {n: m for n, m in found.abstract.items() if n in classes},
             }
     told = {"wheel": wheel.name, "sha256": hasher.hexdigest(), "modules": modules}

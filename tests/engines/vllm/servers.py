@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -20,6 +19,7 @@ from tiercache.testing.nodes import eventually
 START_S = 240.0
 STOP_S = 60.0
 HOST = "127.0.0.1"
+COMPLETIONS = "v1/completions"
 
 
 class Server:
@@ -75,12 +75,12 @@ class Server:
         """Send a request, and leave the answer to come."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=STOP_S)
         headers = {"Content-Type": "application/json"}
-        connection.request("POST", path, json.dumps(body or {}), headers)
+        connection.request("POST", f"/{path}", json.dumps(body or {}), headers)
         return connection
 
     def complete(self, ids: Sequence[int], tokens: int = 8, **more: Json) -> Json:
         """Complete a prompt; return tokens, log-probabilities and what was cached, as `Engine` does."""
-        answer = self.post("/v1/completions", completion(ids, tokens, **more))
+        answer = self.post(COMPLETIONS, completion(ids, tokens, **more))
         (choice,) = answer["choices"]
         details = answer["usage"]["prompt_tokens_details"]
         return {
@@ -121,7 +121,6 @@ class Server:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
         except OSError:
-            time.sleep(0.2)  # What is polled is a server's port: there is nothing to wait on.
             return False
         finally:
             connection.close()

@@ -144,7 +144,7 @@ def test_a_prompt_goes_over_while_it_is_computed(pair: Pair) -> None:
     node = pair.nodes["decode-1"]
     before = node.counter("peer_read_bytes")
     ids = PROMPTS["pushed"]
-    pushed: Json = {"tiercache_target": "decode-1"}
+    pushed: Json = {"tiercache_destination": "decode-1"}
     answer = _pool.submit(lambda: pair.prefill.generate(ids, tokens=1200, handed=pushed)[0])
     whole = (len(ids) - 1) // BLOCK * BLOCK
     assert eventually(lambda: node.counter("peer_read_bytes") > before)
@@ -153,16 +153,16 @@ def test_a_prompt_goes_over_while_it_is_computed(pair: Pair) -> None:
     assert eventually(lambda: pair.prefill.ask("counts")["pushed"] == 1)
     assert pair.decoded("pushed", {})["cached"] == whole, "though no source is named"
     counts = pair.prefill.ask("counts")
-    assert (counts["pushed_short"], counts["targets_ignored"]) == (0, 0)
+    assert (counts["pushed_short"], counts["destinations_ignored"]) == (0, 0)
 
 
-def test_a_target_that_is_no_node_is_ignored(pair: Pair) -> None:
-    handed = pair.prefill.generate(PROMPTS["handed over"], handed={"tiercache_target": "a b"})
+def test_a_destination_that_is_no_node_is_ignored(pair: Pair) -> None:
+    handed = pair.prefill.generate(PROMPTS["handed over"], handed={"tiercache_destination": "a b"})
     assert handed[0]["tokens"] == pair.alone["handed over"]["tokens"]
-    handed = pair.prefill.generate(prompt(58, 300), handed={"tiercache_target": "nobody"})
+    handed = pair.prefill.generate(prompt(58, 300), handed={"tiercache_destination": "nobody"})
     assert handed[0]["reason"] == "length"
     assert eventually(lambda: pair.prefill.ask("counts")["pushed_short"] == 1)
-    assert pair.prefill.ask("counts")["targets_ignored"] == 1
+    assert pair.prefill.ask("counts")["destinations_ignored"] == 1
 
 
 def test_a_node_that_was_killed_costs_the_prefill_and_nothing_else(pair: Pair) -> None:

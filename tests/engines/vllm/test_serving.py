@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.vllm import models
 from tests.engines.vllm.engines import Json, NewNode, prompt
-from tests.engines.vllm.servers import Server, completion
+from tests.engines.vllm.servers import COMPLETIONS, Server, completion
 from tiercache.testing.nodes import NodeProcess, eventually
 
 PROMPTS = {
@@ -96,22 +96,22 @@ def test_another_server_restores_it(stage: Stage) -> None:
 def test_a_reset_clears_what_is_asked_for(stage: Stage) -> None:
     ids = PROMPTS["whole"]
     stage.server.complete(ids)
-    assert stage.server.post("/reset_prefix_cache") == {"success": True}
+    assert stage.server.post("reset_prefix_cache") == {"success": True}
     found = stage.server.complete(ids)
     assert found["cached"] == 512, "vLLM's own cache only"
-    assert stage.server.post("/reset_prefix_cache?reset_external=true") == {"success": True}
+    assert stage.server.post("reset_prefix_cache?reset_external=true") == {"success": True}
     before = stage.node.counter("commits")
     found = stage.server.complete(ids)
     assert found["cached"] == 0, "ours too"
     stage.right("whole", found)
     assert eventually(lambda: stage.node.counter("commits") >= before + 6)
-    assert stage.server.post("/reset_prefix_cache") == {"success": True}
+    assert stage.server.post("reset_prefix_cache") == {"success": True}
     assert stage.server.complete(ids)["cached"] == 512, "saved again"
 
 
 def test_clients_that_go_away_leave_nothing_behind(stage: Stage) -> None:
     """Disconnected while it decodes, and, many times, while it is asked about or loaded."""
-    asked = stage.server.begin("/v1/completions", completion(PROMPTS["whole"], 1400, stream=True))
+    asked = stage.server.begin(COMPLETIONS, completion(PROMPTS["whole"], 1400, stream=True))
     answer = asked.getresponse()
     assert answer.readline().startswith(b"data:")
     assert not stage.empty()
@@ -119,11 +119,11 @@ def test_clients_that_go_away_leave_nothing_behind(stage: Stage) -> None:
     asked.close()
     assert eventually(stage.empty)
     for turn in range(12):
-        stage.server.post("/reset_prefix_cache")
+        stage.server.post("reset_prefix_cache")
         body = completion(PROMPTS["whole"], 100, cache_salt="gone" if turn % 2 else None)
-        stage.server.begin("/v1/completions", body).close()
+        stage.server.begin(COMPLETIONS, body).close()
     assert eventually(stage.empty)
-    assert stage.server.post("/reset_prefix_cache") == {"success": True}, "no block is held"
+    assert stage.server.post("reset_prefix_cache") == {"success": True}, "no block is held"
     stage.right("whole", stage.server.complete(PROMPTS["whole"]))
 
 
@@ -156,12 +156,10 @@ HOSTILE: dict[str, Json] = {
 def test_no_request_does_harm(stage: Stage) -> None:
     """Each is answered or refused, and the server serves everybody else as before."""
     for case, changed in HOSTILE.items():
-        status, answer = stage.server.send(
-            "/v1/completions", completion(PROMPTS["other"], 4) | changed
-        )
+        status, answer = stage.server.send(COMPLETIONS, completion(PROMPTS["other"], 4) | changed)
         assert status in (200, 400, 404, 422), (case, answer)
     for _ in range(2):
-        stage.server.post("/reset_prefix_cache")
+        stage.server.post("reset_prefix_cache")
         stage.right("other", stage.server.complete(PROMPTS["other"]))
     assert eventually(stage.empty)
     assert stage.node.counter("protocol_errors") == 0
@@ -170,10 +168,10 @@ def test_no_request_does_harm(stage: Stage) -> None:
 def test_names_that_collide_share_nothing_wrong(stage: Stage) -> None:
     """Two requests of one name at the same time, of which one may hit and one may not."""
     pair = [("whole", "x"), ("other", "y")]
-    stage.server.post("/reset_prefix_cache")
+    stage.server.post("reset_prefix_cache")
     asked = [
         stage.server.begin(
-            "/v1/completions", completion(PROMPTS[case], 8, request_id="twin", cache_salt=salt)
+            COMPLETIONS, completion(PROMPTS[case], 8, request_id="twin", cache_salt=salt)
         )
         for case, salt in pair
     ]
@@ -189,9 +187,9 @@ def test_names_that_collide_share_nothing_wrong(stage: Stage) -> None:
 def test_it_sleeps(stage: Stage) -> None:
     for level in (0, 1):
         stage.server.complete(PROMPTS["whole"])
-        stage.server.post(f"/sleep?level={level}")
-        stage.server.post("/wake_up?tags=scheduling" if level == 0 else "/wake_up")
-        stage.server.post("/reset_prefix_cache")
+        stage.server.post(f"sleep?level={level}")
+        stage.server.post("wake_up?tags=scheduling" if level == 0 else "wake_up")
+        stage.server.post("reset_prefix_cache")
         found = stage.server.complete(PROMPTS["whole"])
         assert found["cached"] == (0 if level else 512), "vLLM has connectors reset from level 1 on"
         stage.right("whole", found)
