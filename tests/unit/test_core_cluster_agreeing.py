@@ -1,7 +1,5 @@
 """An engine of four ranks, two on node a and two on node b: one boundary, or none."""
 
-from typing import NamedTuple
-
 import msgspec
 import pytest
 
@@ -16,45 +14,13 @@ from tiercache.state.seats import Seat
 from tiercache.testing.sim.asking import plan, planned
 from tiercache.testing.sim.pair import ANSWER_S, Nodes, clustered
 from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved, spans
-
-RANKS = 4
-SEATS = [Seat("", 0, 2), Seat("b", 2, 4)]
-
-
-class Engine(NamedTuple):
-    """Its nodes, and its ranks in order: two sessions on each."""
-
-    nodes: Nodes
-    ranks: list[Client]
-
-    @property
-    def head(self) -> Client:
-        """Whoever plans: on node a."""
-        return self.ranks[0]
-
-    def save(self, *ends: int, ranks: range = range(RANKS)) -> None:
-        """Have these ranks save boundaries."""
-        for rank in ranks:
-            saved(self.ranks[rank], *ends)
-
-    def plan(self, request: str = "r") -> cm.Planned:
-        """Plan, with the others asked."""
-        asked = plan(self.head, request)
-        self.nodes.agree("a")
-        return planned(self.head, asked)
+from tiercache.testing.sim.seated import RANKS, Engine, seated
 
 
 @pytest.fixture
 def engine() -> Engine:
     """Nothing saved yet."""
-    nodes = Nodes(a=Rig(clustered(nvme_pages=64)), b=Rig(clustered(nvme_pages=64)))
-    ranks = [
-        Client(nodes.rigs["a" if rank < 2 else "b"], hybrid(4), ranks=RANKS, rank=rank).attach()
-        for rank in range(RANKS)
-    ]
-    ranks[0].all_ranks = True
-    ranks[0].seats = SEATS
-    return Engine(nodes, ranks)
+    return seated()
 
 
 # --- the whole way
@@ -187,14 +153,6 @@ def test_a_rank_that_plans_for_itself_asks_nobody(engine: Engine) -> None:
     engine.save(16)
     engine.head.all_ranks = False
     assert engine.head.plan("r", engine.head.chain(TOKENS)).boundary == 16
-    assert engine.head.rig.take(ccm.Agree) == []
-
-
-def test_a_request_that_stores_nothing_leaves_no_trace_elsewhere(engine: Engine) -> None:
-    engine.save(16)
-    asked = engine.head.planning("r", engine.head.chain(TOKENS))
-    quiet = msgspec.structs.replace(asked, care=Care(store=False))
-    assert engine.head.rig.ask(quiet, cm.Planned).boundary == 0
     assert engine.head.rig.take(ccm.Agree) == []
 
 

@@ -26,7 +26,8 @@ class Advice:
 
     `advised` are the boundaries named by its last plan, `open` those of them that it has not offered yet.
     `met`: of its prompt's ends inside blocks, whether an earlier request reached them. `way`: the digest of
-    the deepest block that an earlier request reached too.
+    the deepest block that an earlier request reached too. `passed`: the eviction policies know of the
+    request from the node that planned it.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Advice:
         "met",
         "offered",
         "open",
+        "passed",
         "tokens",
         "trail",
         "way",
@@ -53,6 +55,7 @@ class Advice:
         self.advised: frozenset[int] = frozenset()
         self.open: set[int] = set()
         self.offered = False
+        self.passed = False
 
     def reached(self, layout: Layout) -> int:
         """Return the tokens of whole blocks that an earlier request had in common with its prompt."""

@@ -6,12 +6,13 @@ from functools import partial
 from tiercache.core.advising import Advice, Advising
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf, Status
+from tiercache.core.cluster.agreeing import AGREED_S_MAX
 from tiercache.core.cluster.reach import Question, Reach
 from tiercache.core.commands import Fetched, Loaded, Planned, Refused
 from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked, Tail
 from tiercache.core.filling import Filling
 from tiercache.core.losses import Depths, check_tokens, note, settle
-from tiercache.core.route import Route
+from tiercache.core.route import Route, terms_of
 from tiercache.core.routes import Routes
 from tiercache.core.waits import Wait, Waits
 from tiercache.core.worth import Worth
@@ -34,7 +35,7 @@ class Planning:
         self._writeback = writeback
         self._filling = filling
         self.advising = self._advising = advising
-        self._worth = Worth(books)
+        self.worth = self._worth = Worth(books)
         self._reach = reach
         self._routes = Routes(books, advising)
         self._waits = Waits(books.limits.waiting_max)
@@ -64,23 +65,23 @@ class Planning:
         books = self._books
         route, advice = self._route(session, shelf, asked)
         # A second session of the same request is another rank: it gets no more than was decided.
-        alone = route.sessions <= {session.number}
-        limit = asked.limit if alone else min(asked.limit, route.decided)
+        alone = route.begin(session.number, asked)
         # What the request leased before stays leased: somebody may still read it.
         self._routes.join(session, shelf, asked.request, route)
-        route.walk(asked, limit)
+        route.walk(asked, asked.limit if alone else min(asked.limit, route.decided))
         _mention(books, shelf, asked.tails)
         self._writeback.consider_all(route.entries, route.way)
         position, ready = _deepest(route, session)
         ask = asks_others and alone and asked.care.store  # Others would count the visit.
         if ask and self._ask(session, asked, route, _at(route, position), now):
             return  # `reached` goes on.
-        if alone and asked.seats and asked.all_ranks:
+        if asked.seats and asked.all_ranks and (alone or route.agreed is None):
             if self._reach.agreeing.ask(session, asked, route, now):
-                return  # `reached` goes on.
+                return
             position, ready = _deepest(route, session)
         boundary = could = _at(route, position)
-        if alone:  # Other ranks get what the first one got.
+        # Other ranks get what the first one got, and so do those whose plan another node made.
+        if alone and (asked.all_ranks or not asked.seats):
             position = self._worth.of(route, session, position, ready)
             boundary = _at(route, position)
         books.protection.planned(route.entries, position, asked.care)
@@ -90,8 +91,8 @@ class Planning:
             route.decided = boundary
         elif asked.tails or not candidates:  # Otherwise it may ask again, and decide then.
             route.decided = min(boundary, route.decided)
-        depths = Depths(boundary, could, advice.reached(route.layout), ready == position)
-        reason = note(route, session, asked, depths)
+        same = advice.reached(route.layout)
+        reason = note(route, session, asked, Depths(boundary, could, same, ready == position))
         if not candidates:
             settle(books.counters, route)
         checkpoints = self._advising.place(advice, session, route, asked, boundary)
@@ -146,7 +147,7 @@ class Planning:
         question = Question(asked, route.shelf, digests, 0, boundary, whole, asked.source)
         return self._reach.ask(session, question, now)
 
-    def reached(self, asked: PlanAsked, now: float, ends: frozenset[int] | None = None) -> None:
+    def reached(self, asked: PlanAsked, now: float, ends: frozenset[bytes] | None = None) -> None:
         """Another node has said what it has, or is late: answer the plan that waited for it. `ends`: what
         all nodes agreed on, if it waited for that."""
         session = self._books.sessions[asked.session]
@@ -155,14 +156,17 @@ class Planning:
             self._books.reply(asked.session, asked.call, Refused("refused", "too many namespaces"))
             return
         if ends is not None:
-            self._route(session, shelf, asked)[0].agreed = ends
+            route = self._route(session, shelf, asked)[0]
+            route.agreed, route.terms = ends, (terms_of(asked), now + AGREED_S_MAX)
         self.plan(session, shelf, asked, now, asks_others=False)
 
     def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> tuple[Route, Advice]:
         """Return the request's route, and what is known of it; its sights are counted."""
         route = self._routes.open(session, shelf, asked.request)
         name = session.scoped(shelf, asked.request)
-        return route, self._advising.meet(name, asked, route.layout.block_tokens)
+        advice = self._advising.meet(name, asked, route.layout.block_tokens)
+        route.passed |= advice.passed
+        return route, advice
 
     # --- load
 

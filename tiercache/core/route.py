@@ -3,12 +3,12 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tiercache.core.catalog import Entry, Item, Shelf
 from tiercache.core.events import PlanAsked, Tail
 from tiercache.state import Layout, Part, Shard, resolve, resumable
-from tiercache.state.seats import here
+from tiercache.state.seats import Seat, here
 
 
 class Ranked(Protocol):
@@ -23,6 +23,23 @@ class Ranked(Protocol):
     def rank(self) -> int:
         """Which of them this is."""
         ...
+
+
+class Terms(NamedTuple):
+    """What the nodes of an engine's ranks were asked about: a prompt, by the digest of its last whole
+    block; up to which boundary; for which ranks, where; what will do."""
+
+    prompt: bytes
+    limit: int
+    seats: tuple[Seat, ...]
+    codecs: tuple[str, ...]
+    reshard: bool
+
+
+def terms_of(asked: PlanAsked) -> Terms:
+    """Return what the nodes of an engine's ranks have to be asked about, for a plan."""
+    last = asked.digests[-1] if asked.digests else b""
+    return Terms(last, asked.limit, tuple(asked.seats), asked.codecs, asked.reshard)
 
 
 class Route:
@@ -54,6 +71,7 @@ class Route:
         "sessions",
         "settled",
         "shelf",
+        "terms",
         "tokens",
     )
 
@@ -77,13 +95,10 @@ class Route:
         self.settled = False
         self.passed = False  # The eviction policies know of it.
         self.reached_out = False  # Another node was asked.
-        self.here = (
-            0,
-            0,
-        )  # The ranks that count, from the first up to before the last; (0, 0): all.
-        self.agreed: frozenset[int] | None = (
-            None  # Nothing else is given out, where ranks are elsewhere.
-        )
+        self.here = (0, 0)  # The ranks that count, from one up to before another; (0, 0): all.
+        # Where ranks are elsewhere, what is given out, by digests: those name the prompt too.
+        self.agreed: frozenset[bytes] | None = None
+        self.terms: tuple[Terms, float] | None = None  # What they were asked; good until then.
 
     def walk(self, asked: PlanAsked, limit: int) -> None:
         """Find the entries along the prompt, as deep as anything is held.
@@ -121,6 +136,15 @@ class Route:
         self.reshard = asked.reshard
         if asked.seats:
             self.here = here(asked.seats)
+
+    def begin(self, session: int, asked: PlanAsked) -> bool:
+        """Return whether no other session takes part. Then all ranks sit where this plan says."""
+        if not self.sessions <= {session}:
+            return False
+        self.here = here(asked.seats)
+        if not asked.seats:
+            self.agreed = self.terms = None
+        return True
 
     @property
     def way(self) -> int:
@@ -168,8 +192,8 @@ class Route:
         return next((at for at in found if self.agrees(at)), -1)
 
     def agrees(self, position: int) -> bool:
-        """Return whether the other nodes that have ranks of the engine have that boundary too."""
-        return self.agreed is None or self.positions[position] in self.agreed
+        """Return whether the engine's ranks on other nodes have that boundary too."""
+        return self.agreed is None or self.entries[position].digest in self.agreed
 
     def resumable(self, session: Ranked, position: int) -> Iterator[int]:
         """Yield the positions up to that one at which all ranks' shards are complete somewhere, given out

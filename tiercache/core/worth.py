@@ -7,10 +7,10 @@ As long as either is unknown, everything is worth it.
 from itertools import islice
 from typing import Final
 
-from tiercache.core.books import Books, Session
+from tiercache.core.books import Books
 from tiercache.core.catalog import Shelf
 from tiercache.core.pace import Pace
-from tiercache.core.route import Route
+from tiercache.core.route import Ranked, Route
 from tiercache.state import Layout
 
 TRIED_MAX: Final = 8
@@ -27,7 +27,7 @@ class Worth:
         self._nvme = books.nvme_pace
         self._declined = 0
 
-    def of(self, route: Route, session: Session, position: int, ready: int) -> int:
+    def of(self, route: Route, session: Ranked, position: int, ready: int) -> int:
         """Return the position on a route that gets a request going soonest: `position`, the deepest,
         or one that needs less from the slower tier; `ready`, which needs nothing of it, at worst. Nothing
         deeper is given out on the route any more."""
@@ -55,7 +55,7 @@ class Worth:
         restore_s = self._nvme.seconds(prefix_bytes(shelf.layout, tokens), queued=False)
         return restore_s < recompute_s(shelf, tokens)
 
-    def _gain(self, route: Route, session: Session, position: int) -> float:
+    def _gain(self, route: Route, session: Ranked, position: int) -> float:
         if position < 0:
             return 0.0
         items = route.chosen(session, position, all_ranks=route.all_ranks)

@@ -2,39 +2,47 @@
 
 The node that is asked for the plan names the boundaries that its own ranks could resume, and each other
 node says which of them its ranks could, too. The deepest that all have is the answer. A node that does
-not answer in time, or is not there, has none.
+not answer in time, or is not there, has none. What was agreed on is of one prompt, as it was stored then:
+what was cleared since is asked about again.
 """
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final, NamedTuple
 
 from tiercache.core.books import Books, Session
+from tiercache.core.catalog import Shelf
 from tiercache.core.cluster.commands import Agree
 from tiercache.core.cluster.events import AgreeEnded
 from tiercache.core.cluster.peers import Peer, Peers
+from tiercache.core.cluster.walking import storable
 from tiercache.core.events import PlanAsked
-from tiercache.core.route import Route
+from tiercache.core.route import Route, terms_of
 from tiercache.state.seats import Seat
 
 ENDS_MAX: Final = 1024
-"""Boundaries that are asked about, the deepest ones."""
+"""Boundaries that are asked about."""
+
+AGREED_S_MAX: Final = 1.0
+"""How long what was agreed on is believed, when the request plans again."""
 
 
 class Agreement(NamedTuple):
-    """A plan that waited, and the boundaries that all nodes have."""
+    """A plan that waited, and the digests of the boundaries that all nodes have."""
 
     asked: PlanAsked
-    ends: frozenset[int]
+    ends: frozenset[bytes]
 
 
 class _Round:
-    """One plan, and the nodes that have not answered yet."""
+    """One plan, and the nodes that have not answered yet. `clears`: how often the shelf had been cleared
+    by then."""
 
-    __slots__ = ("asked", "ends", "left", "over", "until")
+    __slots__ = ("asked", "clears", "ends", "left", "over", "shelf", "until")
 
-    def __init__(self, asked: PlanAsked, ends: frozenset[int], until: float) -> None:
+    def __init__(self, asked: PlanAsked, shelf: Shelf, ends: frozenset[int], until: float) -> None:
         self.asked = asked
+        self.shelf = shelf
+        self.clears = shelf.clears
         self.ends = ends
         self.left = 0
         self.until = until
@@ -42,7 +50,8 @@ class _Round:
 
 
 class Agreeing:
-    """Asks the nodes where the other ranks of an engine sit, once for each request."""
+    """Asks the nodes where the other ranks of an engine sit, once for each prompt of a request, and
+    anew when it plans with other seats, or again after a while."""
 
     def __init__(self, books: Books, peers: Peers) -> None:
         self._books = books
@@ -54,22 +63,26 @@ class Agreeing:
 
         From then on the route gives out only what all agreed on: nothing, so far.
         """
-        if route.agreed is not None:
+        elsewhere = [seat for seat in asked.seats if seat.node]
+        if not elsewhere:
+            route.agreed = route.terms = None  # Every rank sits here.
             return False
-        route.agreed = frozenset()
-        if not asked.digests or not asked.care.store:
+        terms, limits = terms_of(asked), self._books.limits.clustering
+        if route.terms is not None and route.terms[0] == terms and now < route.terms[1]:
+            return False
+        until = now + limits.peer_answer_s_max
+        route.agreed, route.terms = frozenset(), (terms, until + AGREED_S_MAX)
+        if not asked.digests:
             return False
         step = route.layout.block_tokens
         deepest = route.deepest_known()
         found = (route.positions[at] for at in route.resumable(session, deepest))
-        ends = frozenset(islice((end for end in found if end % step == 0), ENDS_MAX))
-        elsewhere = [seat for seat in asked.seats if seat.node]
+        ends = _some([end for end in found if end % step == 0])
         peers = self._ready(elsewhere, now)
-        limits = self._books.limits.clustering
         if len(self._rounds) + len(peers) > limits.pulls_max:
             return False
-        whole = ends if len(peers) == len(elsewhere) else frozenset[int]()
-        held = _Round(asked, whole, now + limits.peer_answer_s_max)
+        whole = frozenset(ends if len(peers) == len(elsewhere) else ())
+        held = _Round(asked, route.shelf, whole, until)
         for peer, seat in peers:
             self._send(session, held, route, peer, seat)
         return not held.over
@@ -81,6 +94,7 @@ class Agreeing:
 
     def _send(self, session: Session, held: _Round, route: Route, peer: Peer, seat: Seat) -> None:
         books, asked = self._books, held.asked
+        whole = len(asked.digests) * route.layout.block_tokens
         job = books.next_job()
         peer.breaker.asked()
         held.left += 1
@@ -95,14 +109,14 @@ class Agreeing:
                 route.shelf.digest,
                 asked.digests,
                 asked.tokens,
-                asked.limit,
+                min(asked.limit, whole),
                 session.ranks,
                 seat.first,
                 seat.stop,
-                asked.codecs,
+                storable(asked.codecs, books),
                 asked.reshard,
-                asked.capture.chunk_tokens,
-                asked.capture.grain,
+                _count(asked.capture.chunk_tokens, asked.tokens),
+                _count(asked.capture.grain, asked.tokens),
                 asked.care,
                 books.flush_of(route.shelf.digest),
                 sorted(held.ends),
@@ -121,11 +135,19 @@ class Agreeing:
             peer.breaker.succeeded()
         self._count("failed" if event.fault is not None else "found" if event.ends else "not_found")
         held.left -= 1
-        held.ends &= frozenset(event.ends)
+        held.ends &= frozenset(event.ends if event.fault is None else ())
         if held.over or (held.left and held.ends):
             return []
         held.over = True
-        return [Agreement(held.asked, held.ends)]
+        return [Agreement(held.asked, self._digests(held))]
+
+    def _digests(self, held: _Round) -> frozenset[bytes]:
+        """Return what a round agreed on; nothing, if what is here now is not what was asked about."""
+        shelf, layout = held.shelf, held.shelf.layout
+        current = self._books.catalog.shelves.get(shelf.digest) is shelf
+        if layout is None or not current or held.clears != shelf.clears:
+            return frozenset()
+        return frozenset(held.asked.digests[end // layout.block_tokens - 1] for end in held.ends)
 
     def tick(self, now: float) -> list[Agreement]:
         """Return the plans whose time is up: nothing was agreed on."""
@@ -157,3 +179,18 @@ class Agreeing:
         assert {
             held.asked.session for _, held in self._rounds.values() if not held.over
         } <= sessions
+
+
+def _count(said: int, tokens: int) -> int:
+    """Return a step that a client named, as one that has the same meaning for so many tokens and that
+    every node takes."""
+    return min(max(0, said), tokens + 1)
+
+
+def _some(ends: list[int]) -> list[int]:
+    """Return these boundaries, the deepest first. Of too many: the deepest half of what may be asked
+    about, and others at even distances."""
+    near = ENDS_MAX // 2
+    beyond = max(0, len(ends) - near)
+    step = 1 if len(ends) <= ENDS_MAX else -(-beyond // near)
+    return [*ends[:near], *ends[near::step]]

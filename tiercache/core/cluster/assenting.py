@@ -1,10 +1,11 @@
 """The other side of `agreeing`: this node has some ranks of an engine whose plans another node makes."""
 
-from typing import NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple
 
 from tiercache.core.advising import Advising
 from tiercache.core.books import Books
-from tiercache.core.catalog import Shelf
+from tiercache.core.catalog import Item, Shelf
 from tiercache.core.cluster.agreeing import ENDS_MAX
 from tiercache.core.cluster.commands import Agreed
 from tiercache.core.cluster.events import AgreeAsked
@@ -12,9 +13,13 @@ from tiercache.core.cluster.lending import Lending
 from tiercache.core.cluster.walking import Asker, is_sound
 from tiercache.core.events import Capture, PlanAsked
 from tiercache.core.route import Route
+from tiercache.core.worth import Worth
 from tiercache.core.writeback import WriteBack
 from tiercache.state import Layout
 from tiercache.state.seats import Seat
+
+KEPT_MAX: Final = 8
+"""Boundaries whose states are kept for a while, the deepest ones: others may not have the first."""
 
 
 class _Prompt(NamedTuple):
@@ -33,21 +38,31 @@ class Assenting:
     then judged alike on all nodes."""
 
     def __init__(
-        self, books: Books, writeback: WriteBack, lending: Lending, advising: Advising
+        self,
+        books: Books,
+        writeback: WriteBack,
+        lending: Lending,
+        advising: Advising,
+        worth: Worth,
     ) -> None:
         self._books = books
         self._writeback = writeback
         self._lending = lending
         self._advising = advising
+        self._worth = worth
 
     def take(self, asked: AgreeAsked, now: float) -> None:
         """Answer at once. What the deepest of these boundaries rests on is kept for a while, and sent for
-        if it is not in memory: the ranks here fetch it next."""
+        if it is not in memory: the ranks here fetch it next. The states of some others are kept too.
+
+        Between the two nodes' flushes nothing is answered: one stored anew what the other still has from
+        before.
+        """
         books = self._books
         shelf = books.catalog.shelves.get(asked.namespace)
-        behind = books.is_isolated(now) or books.flush_of(asked.namespace) < asked.flush
+        apart = books.is_isolated(now) or books.flush_of(asked.namespace) != asked.flush
         ends: list[int] = []
-        layout = shelf.layout if shelf is not None and not behind else None
+        layout = shelf.layout if shelf is not None and not apart else None
         if shelf is not None and layout is not None and _is_sound(books, layout, asked):
             ends = self._ends(shelf, layout, asked, now)
         books.reply(asked.session, asked.call, Agreed(ends))
@@ -60,20 +75,44 @@ class Assenting:
         name = (shelf.digest, asked.writer, asked.request)
         advice = self._advising.meet(name, plan, layout.block_tokens)
         self._writeback.consider_all(route.entries, route.way)
-        wanted = set(asked.ends)
+        found = self._found(route, asker, set(asked.ends))
+        boundary = route.positions[found[0]] if found else 0
+        self._books.protection.planned(route.entries, found[0] if found else -1, asked.care)
+        if found:
+            # Engines name their requests as they like: those of two may have one name.
+            kept = asked.session, f"{asked.writer}\0{asked.request}"
+            items = route.chosen(asker, found[0], all_ranks=True)
+            also = _states(route, asker, found[1:KEPT_MAX])
+            self._lending.bring(kept, items, asked.until, now, also)
+        checkpoints = self._advising.place(advice, asker, route, plan, boundary)
+        stops = {*checkpoints, *advice.ends, advice.fork}
+        if not advice.passed:
+            advice.passed = True
+            self._books.passage.visited(shelf, name, plan, boundary, stops, now)
+        return [route.positions[at] for at in found]
+
+    def _found(self, route: Route, asker: Asker, wanted: set[int]) -> list[int]:
+        """Return the positions of those boundaries that can be resumed, and are worth it, the deepest
+        first: the ranks here are not asked again."""
         found = [
             at
             for at in route.resumable(asker, route.deepest_known())
             if route.positions[at] in wanted
         ]
-        boundary = route.positions[found[0]] if found else 0
-        if found:
-            items = route.chosen(asker, found[0], all_ranks=True)
-            self._lending.bring((asked.session, asked.request), items, asked.until, now)
-        checkpoints = self._advising.place(advice, asker, route, plan, boundary)
-        stops = {*checkpoints, *advice.ends, advice.fork}
-        self._books.passage.visited(shelf, name, plan, boundary, stops, now)
-        return [route.positions[at] for at in found]
+        if not found:
+            return []
+        ready = route.deepest(asker, in_host=True, all_ranks=True)
+        deepest = self._worth.of(route, asker, found[0], min(ready, found[0]))
+        return [at for at in found if at <= deepest]
+
+
+def _states(route: Route, asker: Asker, positions: list[int]) -> list[Item]:
+    """Return what boundaries rest on that does not serve deeper ones too."""
+    parts = {part.name for part in route.layout.parts if part.window is not None}
+    if not parts:
+        return []
+    items = chain.from_iterable(route.chosen(asker, at, all_ranks=True) for at in positions)
+    return [item for item in items if item.slot.part in parts]
 
 
 def _plan(asked: AgreeAsked) -> PlanAsked:

@@ -39,7 +39,9 @@ class Cluster:
         self._planning = planning
         self._surveying = surveying
         self._lending = Lending(books, writeback, filling)
-        self._assenting = Assenting(books, writeback, self._lending, planning.advising)
+        self._assenting = Assenting(
+            books, writeback, self._lending, planning.advising, planning.worth
+        )
         self._handing = Handing(books, reach.peers, reach.pulling)
         self._whereabouts = Whereabouts(books, reach.peers)
 

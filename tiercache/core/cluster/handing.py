@@ -12,7 +12,7 @@ from tiercache.core.cluster.commands import Announce, Locate, Taken
 from tiercache.core.cluster.events import Announced, AnnounceEnded, LocateEnded
 from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.pulling import Pulling, fits
-from tiercache.core.cluster.walking import Asker, is_sound, route_of
+from tiercache.core.cluster.walking import Asker, is_sound, route_of, storable
 from tiercache.core.commands import Pushed
 from tiercache.core.events import PushAsked
 
@@ -71,7 +71,7 @@ class Handing:
                     asked.digests,
                     asked.limit,
                     session.ranks,
-                    asked.codecs,
+                    storable(asked.codecs, books),
                     asked.reshard,
                     books.flush_of(shelf.digest),
                     max(0.0, asked.deadline - now),

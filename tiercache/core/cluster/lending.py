@@ -1,6 +1,6 @@
 """What this node gives to others: where a prompt could be resumed here, and the objects of that."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tiercache.core.books import Books
 from tiercache.core.catalog import Item, Status
@@ -70,11 +70,14 @@ class Lending:
         else:
             self._waits.add(wait)
 
-    def bring(self, name: Name, items: list[Item], until: float, now: float) -> list[Item]:
-        """Keep these under a name for a while, and send for those that are not in memory; return them."""
+    def bring(
+        self, name: Name, items: list[Item], until: float, now: float, also: Iterable[Item] = ()
+    ) -> list[Item]:
+        """Keep these under a name for a while, and send for those that are not in memory; return them.
+        `also`: keep these as they are."""
         for segment in {item.nvme.segment for item in items if item.nvme is not None}:
             self._books.log.touch(segment)
-        self._holds.keep(name, items, until, now)
+        self._holds.keep(name, [*items, *also], until, now)
         return self._filling.start(
             [item for item in items if item.host is None and item.nvme is not None]
         )

@@ -12,6 +12,7 @@ from tiercache.core.cluster.depositing import Depositing
 from tiercache.core.cluster.events import LocateEnded, MembersSeen, PeerTold
 from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.pulling import Pulling, fits
+from tiercache.core.cluster.walking import storable
 from tiercache.core.events import PlanAsked, SurveyAsked
 from tiercache.core.sights import Request
 from tiercache.core.worth import PROBE_EVERY, is_slower
@@ -150,7 +151,7 @@ class Reach:
                 count * step,
                 whole(),
                 session.ranks,
-                asked.codecs,
+                storable(asked.codecs, books),
                 isinstance(asked, PlanAsked) and asked.reshard,
                 books.flush_of(shelf.digest),
             )

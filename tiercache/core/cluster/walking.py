@@ -77,6 +77,12 @@ def is_sound(books: Books, layout: Layout, prompt: Prompt) -> bool:
     )
 
 
+def storable(codecs: Sequence[str], books: Books) -> tuple[str, ...]:
+    """Return those of a client's codecs that anything can be stored in. Another node takes a question
+    that names others for nonsense, and who asks would take that node to be ill."""
+    return tuple(codec for codec in codecs if len(codec) <= books.limits.name_bytes_max)
+
+
 def route_of(shelf: Shelf, layout: Layout, prompt: Prompt) -> Route:
     """Return the route of a sound prompt."""
     route = Route(shelf, layout)
