@@ -213,6 +213,20 @@ def test_nodes_agree_on_nothing_between_their_flushes(engine: Engine, ahead: str
     assert engine.plan("again").boundary == 16
 
 
+def test_a_node_that_became_isolated_meanwhile_gives_nothing_out(engine: Engine) -> None:
+    """It may have missed a flush since it asked."""
+    first, second = plan(engine.head), plan(engine.head, "other")
+    engine.head.rig.tell(cev.StandingHeld(engine.head.rig.now))
+    (question, _) = engine.head.rig.take(ccm.Agree)
+    engine.head.rig.tell(cev.AgreeEnded(question.job, [16], None))
+    engine.head.rig.wait(ANSWER_S)
+    for asked in (first, second):
+        refused = engine.head.rig.answers[engine.head.session, asked.call]
+        assert isinstance(refused, cm.Refused)
+        assert refused.text.startswith("isolated")
+    assert engine.head.rig.count("isolated") == 2
+
+
 # --- the other node
 
 

@@ -338,3 +338,18 @@ def test_plans_are_asked_as_before(nodes: Nodes, here: Client, there: Client) ->
     here.rig.tell(cev.MembersSeen({}))
     here.rig.wait(0.06)
     assert here.rig.count("peer_asked", "late") == 1
+
+
+@pytest.mark.parametrize("call", ["plan", "survey"])
+def test_a_node_that_became_isolated_while_a_call_waited_gives_nothing_out(call: str) -> None:
+    """It may have missed a flush since it asked."""
+    nodes = Nodes(a=Rig(clustered()), b=Rig(clustered()))
+    here, there = (Client(rig, hybrid()).attach() for rig in nodes.rigs.values())
+    saved(there, 16)
+    nodes.gossip("b")
+    chain = here.chain(TOKENS)
+    asked = here.planning("r", chain) if call == "plan" else here.surveying("r", chain.digests[1:])
+    assert here.rig.later(asked) is None
+    here.rig.tell(cev.StandingHeld(here.rig.now))
+    nodes.locate("a")
+    assert isinstance(here.rig.answers[here.session, asked.call], cm.Refused)

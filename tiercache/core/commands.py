@@ -90,6 +90,9 @@ class Accepted(_Command, frozen=True):
     """The session serves its namespace."""
 
 
+ISOLATED = "isolated: this node does not know whether the others have flushed what it holds"
+
+
 class Refused(_Command, frozen=True):
     """The request cannot be served: "refused" (never) or "invalid" (this one)."""
 

@@ -14,7 +14,7 @@ from tiercache.core.cluster import events as cluster
 from tiercache.core.cluster.cluster import Cluster
 from tiercache.core.cluster.pulling import Pulling
 from tiercache.core.cluster.reach import Reach
-from tiercache.core.commands import Accepted, Command, Refused
+from tiercache.core.commands import ISOLATED, Accepted, Command, Refused
 from tiercache.core.counters import NAMES
 from tiercache.core.filling import Filling
 from tiercache.core.finding import Finding
@@ -28,7 +28,6 @@ from tiercache.core.surveying import Surveying
 from tiercache.core.writeback import WriteBack
 
 COUNTERS = NAMES
-ISOLATED = "isolated: this node does not know whether the others have flushed what it holds"
 
 
 class Machine:

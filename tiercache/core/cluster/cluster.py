@@ -6,6 +6,7 @@ from itertools import chain
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf
 from tiercache.core.cluster import events as ev
+from tiercache.core.cluster.agreeing import Agreement
 from tiercache.core.cluster.assenting import Assenting
 from tiercache.core.cluster.handing import Handing
 from tiercache.core.cluster.lending import Lending
@@ -13,6 +14,7 @@ from tiercache.core.cluster.peers import Known
 from tiercache.core.cluster.reach import Asked, Reach
 from tiercache.core.cluster.summary import Own
 from tiercache.core.cluster.whereabouts import Whereabouts
+from tiercache.core.commands import ISOLATED, Refused
 from tiercache.core.events import PlanAsked, PushAsked
 from tiercache.core.filling import Filling
 from tiercache.core.planning import Planning
@@ -81,8 +83,7 @@ class Cluster:
             case ev.Pulled(job, faults):
                 self.arrived(self._pulling.ended(job, faults, now), now)
             case ev.AgreeEnded():
-                for asked, ends in self._reach.agreeing.ended(event, now):
-                    self._planning.reached(asked, now, ends)
+                self._agreed(self._reach.agreeing.ended(event, now), now)
             case ev.AnnounceEnded():
                 self._handing.announced(event, now)
             case ev.Deposited():
@@ -122,10 +123,26 @@ class Cluster:
     def _reached(self, calls: list[Asked], now: float) -> None:
         """Another node has said what it has, or is late: answer the calls that waited for it."""
         for asked in calls:
+            if self._refused(asked, now):
+                continue
             if isinstance(asked, PlanAsked):
                 self._planning.reached(asked, now)
             else:
                 self._surveying.reached(asked, now)
+
+    def _agreed(self, agreements: list[Agreement], now: float) -> None:
+        """The nodes of an engine's ranks have said what they have, or are late: answer the plans."""
+        for asked, ends in agreements:
+            if not self._refused(asked, now):
+                self._planning.reached(asked, now, ends)
+
+    def _refused(self, asked: Asked, now: float) -> bool:
+        """Refuse a call that waited, if this node may have missed a flush meanwhile."""
+        if not self._books.is_isolated(now):
+            return False
+        self._books.counters.add("isolated")
+        self._books.reply(asked.session, asked.call, Refused("refused", ISOLATED))
+        return True
 
     def push(self, session: Session, shelf: Shelf, asked: PushAsked, now: float) -> None:
         """See `Handing.push`."""
@@ -140,8 +157,7 @@ class Cluster:
     def tick(self, now: float) -> None:
         """Answer whatever waited long enough."""
         self._reached(self._reach.tick(now), now)
-        for asked, ends in self._reach.agreeing.tick(now):
-            self._planning.reached(asked, now, ends)
+        self._agreed(self._reach.agreeing.tick(now), now)
         self._lending.tick(now)
         self._handing.tick(now)
 
