@@ -327,6 +327,42 @@ def test_a_shelf_that_nobody_attached_to_has_nothing() -> None:
     assert planned(head, asked).reason == "elsewhere"
 
 
+# --- a load at the wrong time
+
+
+def test_a_load_before_the_plan_is_answered_finds_nothing_planned(engine: Engine) -> None:
+    engine.save(16)
+    asked = plan(engine.head)
+    loaded = engine.head.rig.ask(engine.head.loading("r"), cm.Loaded)
+    assert (loaded.boundary, loaded.reason) == (0, "not_planned")
+    engine.nodes.agree("a")
+    assert planned(engine.head, asked).boundary == 16
+    engine.head.release("r")
+    assert engine.head.rig.count("hit_tokens", "host") == 16
+    assert engine.head.rig.count("lookup_tokens") == len(TOKENS)
+
+
+def test_a_load_while_a_request_plans_again_is_counted_as_what_was_planned(engine: Engine) -> None:
+    """Every token has one reason: the longer prompt is not counted in place of the one that was."""
+    rig = engine.head.rig
+    on_disk(engine)
+    assert engine.plan().ready is False
+    plan(engine.head, tokens=[*TOKENS, *range(500, 520)])
+    rig.later(engine.head.loading("r"))
+    rig.run()
+    assert rig.count("lookup_tokens") >= len(TOKENS)
+
+
+def on_disk(engine: Engine) -> None:
+    """Have a boundary at 16 on node a's disk only."""
+    engine.save(16)
+    for request in ("first", "second"):
+        engine.plan(request)
+        engine.head.rig.run()
+        engine.head.release(request)
+    evict(engine.head.rig)
+
+
 # --- seats
 
 

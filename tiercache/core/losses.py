@@ -66,7 +66,8 @@ def settle(counters: Counters, route: Route) -> None:
         return
     route.settled = True
     boundary, kind, reason = route.outcome
-    counters.add("lookup_tokens", amount=route.tokens)
+    # As many as the plan was of that is counted here: a later one may be on its way by now.
+    counters.add("lookup_tokens", amount=route.planned + sum(route.lost.values()))
     for why, lost in route.lost.items():
         counters.add("lost_tokens", why, lost)
     counters.add("lost_tokens", "late", route.planned - boundary)

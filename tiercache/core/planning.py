@@ -173,7 +173,8 @@ class Planning:
     def load(self, session: Session, shelf: Shelf, asked: LoadAsked, now: float) -> None:
         """Answer when the session's objects of a planned request are in memory."""
         route = self._routes.find(session, shelf, asked.request)
-        if route is None or not route.leads_to(asked.boundary, asked.digest):
+        waits = route is not None and not route.planned and not route.lost  # For other nodes.
+        if route is None or waits or not route.leads_to(asked.boundary, asked.digest):
             self._books.reply(session.number, asked.call, Loaded(0, [], "not_planned"))
             return
         self._routes.join(session, shelf, asked.request, route)
