@@ -20,6 +20,7 @@ RUNTIME_GAUGES = {
     "ready",
     "nvme_scanned",
     "nvme_failed",
+    "pool_unreachable",
     "open_connections",
     "arena_bytes",
     "arena_prefaulted_bytes",
