@@ -39,7 +39,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 @pytest.fixture
 def town(etcd: EtcdServer, launcher: Launcher) -> Iterator[Town]:
     """Nodes a and b."""
-    with Town([etcd.url], answer_s_max=PATIENT_S) as made:
+    with Town([etcd.url], answer_s_max=PATIENT_S, ttl_s=10) as made:
         for name in "ab":
             made.add(name, launcher)
         assert made.settled("a", "b")
