@@ -47,16 +47,8 @@ _OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) (\S+(?: .*?)?)(?: - .*)?$")
 def outcomes(root: Path, environment: dict[str, str], log: Path | None = None) -> dict[str, str]:
     """Return how each test ended; skipped ones are not told. `log`: where all that pytest says goes."""
     command = [sys.executable, "-m", "pytest", "-p", "pointing", "-c", "/dev/null"]
-    command += [
-        "--rootdir",
-        str(root),
-        "-q",
-        "-rpfE",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-        "--timeout=60",
-    ]
+    command += ["--rootdir", str(root), "-q", "-rpfE", "--tb=short", "--timeout=60"]
+    command += ["-p", "no:cacheprovider", "--deselect", NEVER]
     ran = subprocess.run(
         [*command, *(name for name in RUN if (root / name).exists())],
         cwd=root,
