@@ -167,7 +167,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "`point-lru`, `lru`: least recently used, by restore point or by object. `auto` runs "
             "`index` and `point-lru` on metadata and follows the one that saves more."
         ),
-    ] = "lru"
+    ] = "auto"
     ghosts_max: Annotated[
         int,
         Meta(

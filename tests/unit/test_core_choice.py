@@ -28,10 +28,9 @@ def test_the_choice_follows_who_saves_more() -> None:
         for number in range(8):
             again = number == 0 or (turn == 0 and number == 1)
             asked = visit("a" if again else chr(1000 + turn * 8 + number), float(turn * 8 + number))
-            reuse.visit(asked)
-            choice.visit(asked)
+            choice.visit(asked, reuse.visit(asked))
     assert choice.current == HYPER
-    choice.grow(visit("ab"))
+    choice.grow(visit("ab"), 1)
     choice.forget("t")
     assert all(shadow.used == 0 for shadow in choice.shadows.values())
 

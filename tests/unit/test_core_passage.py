@@ -102,7 +102,7 @@ def test_a_node_decides_as_the_replay_does(policy: str) -> None:
     # What is being written cannot go, and in a replay it can: now and then another point goes instead.
     same = sum(a == b for a, b in zip(resumed, replayed, strict=True))
     assert same >= 0.97 * len(replayed)
-    assert resumed[:250] == replayed[:250]
+    assert resumed[:64] == replayed[:64]
 
 
 def test_what_is_worth_more_stays() -> None:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercache.core.cost import EVEN
-from tiercache.core.policy import pointwise
-from tiercache.core.policy.pointwise import Place, Pointwise
+from tiercache.core.policy import pointwise, shadow
+from tiercache.core.policy.pointwise import Asking, Place, Pointwise
+from tiercache.core.policy.shadow import LEARNED_VISITS
 from tiercache.core.policy.standing import Standing
 from tiercache.core.policy.visits import Shape, Tree, Visit
 
@@ -62,6 +63,11 @@ class Bench:
     def take(self, name: str, resumed: int = 0, fork: int = 0) -> None:
         self.visit(name, resumed, fork)
         self.store(name, fork=fork)
+
+    def ask(self, name: str, *, boundary: bool = False, urgent: bool = False) -> None:
+        """Room is wanted for a block, or for the checkpoint behind it."""
+        self.policy.outweighed = False
+        self.policy.asking = Asking(Place("t", name, boundary), len(name), urgent)
 
     def drop(self, count: int = 10**6) -> list[str]:
         """Drop so many items; return which, in order."""
@@ -248,7 +254,7 @@ def test_a_forgotten_tree_leaves_strays() -> None:
     bench.take("abc")
     bench.take("abx", fork=2)
     point = next(iter(bench.policy._canopy.forest.points_of("t")))
-    bench.policy._set_aside(point)
+    bench.policy._canopy.set_aside(point, 9)
     bench.policy.forget("t")
     bench.policy.forget("t")
     bench.policy.check()
@@ -327,17 +333,107 @@ def test_the_unwanted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_room_is_made_for_what_would_go_next() -> None:
-    bench = Bench("index")
-    bench.take("abcdefgh")
+    bench = learned()
     bench.visit("pq")
-    bench.policy.asking = Place("t", "p", boundary=False)
+    bench.ask("p")
     assert bench.drop() == []
-    bench.policy.asking = Place("t", "pq", boundary=True)
+    assert bench.policy.outweighed
+    bench.ask("pq", boundary=True)
     assert bench.drop() == []
     bench.visit("pq", resumed=1)  # It comes again, and is worth more now.
     bench.visit("pq", resumed=1)
     bench.policy.asking = None
     assert bench.drop(1) == ["abcdefgh*"]
+
+
+def learned() -> Bench:
+    """One that knows enough to decline, and holds something long."""
+    bench = Bench("index")
+    bench.policy._canopy.clock.tick = LEARNED_VISITS
+    bench.take("abcdefgh")
+    return bench
+
+
+def test_nothing_new_is_declined_before_enough_is_known() -> None:
+    bench = Bench("index")
+    bench.take("abcdefgh")
+    bench.visit("pq")
+    bench.ask("p")
+    assert bench.drop(1) == ["abcdefgh*"]
+    assert not bench.policy.outweighed
+    bench.store("pq")  # All that room is made for is not what goes for it.
+    assert bench.drop() == list(reversed(["a", *("abcdefgh"[:n] for n in range(2, 9))]))
+    bench.visit("xyz")
+    bench.ask("x")
+    assert bench.drop(1) == ["pq*"]
+
+
+def test_one_of_many_newcomers_is_taken_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow, "TAKEN_ONE_OF", 3)
+    bench = learned()
+    taken = []
+    for number in range(6):
+        name = chr(ord("m") + number)
+        bench.now = 0.0  # What is held does not age.
+        bench.visit(name)
+        bench.ask(name)
+        victim = next(bench.policy.victims(), None)
+        taken.append(victim is not None)
+    assert taken == [False, False, True] * 2
+
+
+def test_who_says_that_it_is_worth_more_is_taken() -> None:
+    bench = learned()
+    bench.visit("pq")
+    bench.ask("p", urgent=True)
+    assert bench.drop(1) == ["abcdefgh*"]
+
+
+def test_the_next_turn_of_what_is_held_may_be_declined() -> None:
+    """What is held serves it nearly as well."""
+    bench = Bench("index")
+    bench.take("abcdefgh")
+    bench.visit("abcdefghi", resumed=8)
+    bench.busy.add("abcdefgh")
+    bench.ask("abcdefghi")
+    assert bench.drop() == []
+
+
+def test_room_is_wanted_for_something_else() -> None:
+    """The one that is worth least is not what room is wanted for."""
+    for name, depth, tree in (("a", 1, "t"), ("zz", 2, "t"), ("abcdefghi", 9, "t"), ("a", 1, "u")):
+        bench = Bench("index")
+        bench.take("abcdefgh")
+        bench.policy.asking = Asking(Place(tree, name, boundary=False), depth, urgent=False)
+        if tree == "t" and name == "a":
+            assert bench.drop() == []  # It would be what is there.
+        else:
+            assert bench.drop(1) == ["abcdefgh*"]
+
+
+def test_what_can_never_fit_takes_nothing_s_place() -> None:
+    bench = Bench()
+    bench.take("ab")
+    bench.visit("x" * 98)  # 98 blocks and a checkpoint: 1010 bytes of 1000.
+    bench.ask("x")
+    assert bench.drop() == []
+    assert bench.policy.outweighed
+    bench.visit("x" * 97)
+    bench.ask("x")
+    assert bench.drop(1) == ["ab*"]
+
+
+def test_what_was_spared_stays_as_long_as_it_had_been_unused() -> None:
+    bench = Bench()
+    bench.take("ab")
+    for number in range(pointwise.ASIDE_VISITS + 50):
+        bench.visit(chr(1000 + number))
+    state = next(bench.policy.victims())
+    assert str(state) == "ab*"
+    bench.policy.remove(state)
+    bench.policy.add(state)
+    (due,) = bench.policy._canopy.aside.values()
+    assert due == bench.policy._canopy.clock.tick + pointwise.ASIDE_VISITS + 50
 
 
 def test_digests_that_somebody_made_up() -> None:

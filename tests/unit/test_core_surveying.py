@@ -5,7 +5,7 @@ import pytest
 
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
-from tiercache.core.limits import Limits
+from tiercache.core.limits import Evicting, Limits
 from tiercache.state import Kind, Layout
 from tiercache.testing.sim.rig import (
     ADMIN,
@@ -117,7 +117,7 @@ def full_of_others(client: Client) -> None:
 
 
 def limited(pages: int = 24) -> tuple[Rig, Client]:
-    rig = Rig(small(pages))
+    rig = Rig(msgspec.structs.replace(small(pages), evicting=Evicting("lru")))
     return rig, Client(rig, hybrid()).attach()
 
 
@@ -184,7 +184,7 @@ def test_the_end_of_a_session_ends_its_holds() -> None:
 )
 def test_holds_have_a_limit(bound: dict[str, int]) -> None:
     """The oldest one gives way."""
-    rig = Rig(msgspec.structs.replace(small(24), **bound))
+    rig = Rig(msgspec.structs.replace(small(24), evicting=Evicting("lru"), **bound))
     client = Client(rig, hybrid()).attach()
     saved(client, 16)
     other = client.chain([7] * 8)

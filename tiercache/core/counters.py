@@ -30,6 +30,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "quota",
         "do_not_store",
         "not_admitted",
+        "outweighed",
     ),
     "checkpoints": ("followed", "unfollowed", "unadvised"),
     "commits": ("",),

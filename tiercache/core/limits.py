@@ -57,7 +57,7 @@ class Evicting(msgspec.Struct, frozen=True):
     `works`: what the prefill of models costs, by name.
     """
 
-    policy: Order = "lru"
+    policy: Order = "auto"
     works: tuple[tuple[str, Work], ...] = ()
     ghosts_max: int = 65_536
 

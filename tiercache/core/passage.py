@@ -9,13 +9,13 @@ from tiercache.core.limits import Limits
 from tiercache.core.policy.base import Eviction
 from tiercache.core.policy.lru import Lru
 from tiercache.core.policy.meta import HYPER, INDEX, MARCONI, RECENT
-from tiercache.core.policy.pointwise import Place, Pointwise
+from tiercache.core.policy.pointwise import Asking, Place, Pointwise
 from tiercache.core.policy.standing import Standing
 from tiercache.core.policy.visits import Shape, Tree, Visit
 from tiercache.core.policy.whatif import WhatIf
 from tiercache.core.sights import Request
 from tiercache.core.tenants import Tenant
-from tiercache.state import Layout
+from tiercache.state import Care, Hint, Layout
 
 FOLLOWED = (INDEX, HYPER, MARCONI, RECENT, "lru")
 
@@ -118,6 +118,8 @@ class Passage:
                 self.standing.visit(visit)
                 self._order(shelf).visit(visit, 0)
             told = end
+        elif ends and 0 < end == told:  # Once more: it may be gone by now.
+            self._order(shelf).grow(Visit(tree, longer, 0, (end,), now))
         if longer:
             self._go(request, told, longer)
 
@@ -127,14 +129,24 @@ class Passage:
         while self._way_blocks > self._way_blocks_max:
             self._way_blocks -= len(self._ways.popitem(last=False)[1][1])
 
-    def asks(self, shelf: Shelf, offer: Offer | None) -> None:
-        """Room is wanted for what is offered; None: no more."""
+    def asks(self, shelf: Shelf, offer: Offer, care: Care) -> None:
+        """Room is wanted for what is offered, until `answered`."""
         if self.standing is not None:
-            place = None
-            if offer is not None:
-                boundary = bool(offer.base) or _serves_boundary(shelf, offer)
-                place = Place(shelf.digest, offer.base or offer.digest, boundary)
-            self._order(shelf).asking = place
+            boundary = bool(offer.base) or _serves_boundary(shelf, offer)
+            place = Place(shelf.digest, offer.base or offer.digest, boundary)
+            depth = offer.end // self._tree(shelf).shape.block_tokens
+            urgent = care.priority > 0 or care.hint is Hint.TOOL_CALL_PENDING
+            order = self._order(shelf)
+            order.asking = Asking(place, depth, urgent)
+            order.outweighed = False
+
+    def answered(self, shelf: Shelf) -> bool:
+        """No more room is wanted. Return whether it was declined, since all that may go is worth more."""
+        if self.standing is None:
+            return False
+        order = self._order(shelf)
+        order.asking = None
+        return order.outweighed
 
     def forget(self, shelf: Shelf) -> None:
         """A namespace is gone."""

@@ -104,11 +104,12 @@ class Saving:
             return Granted("held" if there else "busy", 0, None)
         if offer.end in verdict.refused and _is_of_boundary(shelf.layout, offer):
             return Granted("not_admitted", 0, None)
-        books.passage.asks(shelf, offer)
+        books.passage.asks(shelf, offer, care)
         room = books.allocate(shelf, offer.nbytes) if self._takes_one_more(shelf) else NO_ROOM
-        books.passage.asks(shelf, None)
+        outweighed = books.passage.answered(shelf)
         if room.extent is None:
-            return Granted(room.why, 0, None)
+            why = "outweighed" if outweighed and room is NO_ROOM else room.why
+            return Granted(why, 0, None)
         where = Tail(offer.end, offer.digest, offer.base)
         item = books.catalog.create(shelf, slot, where, (offer.start, offer.end))
         item.nbytes = offer.nbytes

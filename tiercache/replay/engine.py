@@ -44,7 +44,7 @@ CHECKPOINTS_MAX = 64
 
 
 class Cache(Protocol):
-    """What is replayed against."""
+    """What is replayed against. The caller has told `Reuse` of a request before."""
 
     tally: Tally
 
@@ -87,6 +87,7 @@ class Adaptive:
 
     def __init__(self, budget: float, reuse: Reuse) -> None:
         self._choice = Choice(budget, reuse)
+        self._reuse = reuse
         rankings = {name: ranking(name, reuse) for name in CANDIDATES}
         self._cache = Shadow(budget, rankings, self._choice.current, reuse)
         self.tally = self._cache.tally
@@ -102,7 +103,7 @@ class Adaptive:
 
     def visit(self, visit: Visit) -> int:
         """See `Cache`."""
-        self._choice.visit(visit)
+        self._choice.visit(visit, self._reuse.talk)
         self._cache.chosen = self._choice.current
         return self._cache.visit(visit)
 

@@ -70,6 +70,10 @@ class Node:
         own = 0 if self.children else len(self.blocks)
         return self.shape.state_bytes + own * self.shape.block_bytes
 
+    def weight(self) -> float:
+        """Return the bytes that a resume here needs: its checkpoint, and all KV from the beginning."""
+        return self.shape.state_bytes + self.end * self.shape.block_bytes
+
     def gain(self) -> float:
         """Return the FLOPs that a resume here saves beyond the next best one."""
         shape = self.shape

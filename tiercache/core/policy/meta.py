@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Final
 
 from tiercache.core.policy.marconi_order import Marconi
 from tiercache.core.policy.ranking import Heap, Hyperbolic, Indexed, Ranking, Recent
 from tiercache.core.policy.reuse import Reuse
 from tiercache.core.policy.shadow import Shadow
-from tiercache.core.policy.visits import Visit
+from tiercache.core.policy.visits import Shape, Visit
 
 RECENT, HYPER, INDEX, MARCONI, AUTO = "point-lru", "hyper", "index", "marconi", "auto"
 
@@ -21,7 +22,16 @@ SIGMAS = 1.5
 """How sure it must be that another one saves more: its lead over the one that is followed, in standard
 deviations of that lead, were it chance."""
 
-_FADE = 0.5 ** (1 / HALF_LIFE)
+RATE: Final = 8
+POINTS_MIN: Final = 64
+"""Shadows take in one conversation of `RATE`, and are as much smaller (after "SHARDS", Waldspurger et al.,
+2015); one of fewer where memory holds few checkpoints: so many of them at least go into a shadow."""
+
+
+def sampled(budget: float, shape: Shape) -> int:
+    """Return one of how many conversations the shadows of a cache of `budget` bytes take in."""
+    size = max(shape.state_bytes, shape.block_bytes)
+    return max(1, min(RATE, int(budget / (POINTS_MIN * size))))
 
 
 def ranking(name: str, reuse: Reuse) -> Ranking:
@@ -40,9 +50,13 @@ def ranking(name: str, reuse: Reuse) -> Ranking:
 
 
 class Choice:
-    """Shadows of `budget` bytes by policy, and which of them is ahead."""
+    """Shadows of a cache of `budget` bytes by policy, and which of them is ahead. They see a sample of the
+    conversations."""
 
     def __init__(self, budget: float, reuse: Reuse, names: Iterable[str] = CANDIDATES) -> None:
+        self._budget = budget
+        self._rate = 0  # Not known before the first request, as `_fade`.
+        self._fade = 1.0
         self.shadows: Mapping[str, Shadow] = {
             name: Shadow(budget, {name: ranking(name, reuse)}, name, reuse) for name in names
         }
@@ -50,8 +64,10 @@ class Choice:
         self._lead = dict.fromkeys(self.shadows, 0.0)
         self._noise = dict.fromkeys(self.shadows, 0.0)
 
-    def grow(self, visit: Visit) -> None:
-        """A request that was taken in wrote more."""
+    def grow(self, visit: Visit, talk: int) -> None:
+        """A request of the conversation numbered `talk` wrote more."""
+        if not self._rate or talk % self._rate:
+            return
         for shadow in self.shadows.values():
             shadow.grow(visit)
 
@@ -60,18 +76,25 @@ class Choice:
         for shadow in self.shadows.values():
             shadow.forget(tree)
 
-    def visit(self, visit: Visit) -> None:
-        """Let every shadow take in one request, and see who is ahead."""
+    def visit(self, visit: Visit, talk: int) -> None:
+        """Let every shadow take in a request of the conversation numbered `talk`; see who is ahead."""
+        if not self._rate:
+            self._rate = sampled(self._budget, visit.tree.shape)
+            for shadow in self.shadows.values():
+                shadow.budget = self._budget / self._rate
+            self._fade = 0.5 ** (self._rate / HALF_LIFE)
+        if talk % self._rate:
+            return
         saved = {}
         for name, shadow in self.shadows.items():
             before = shadow.tally.saved
             shadow.visit(visit)
             saved[name] = shadow.tally.saved - before
-        lead, noise, own = self._lead, self._noise, saved[self.current]
+        lead, noise, own, fade = self._lead, self._noise, saved[self.current], self._fade
         for name, value in saved.items():
             ahead = value - own
-            lead[name] = lead[name] * _FADE + ahead
-            noise[name] = noise[name] * _FADE + ahead * ahead
+            lead[name] = lead[name] * fade + ahead
+            noise[name] = noise[name] * fade + ahead * ahead
         best = max(lead, key=lambda name: lead[name] - SIGMAS * math.sqrt(noise[name]))
         base = lead[best]
         if base > SIGMAS * math.sqrt(noise[best]):

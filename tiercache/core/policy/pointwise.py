@@ -35,6 +35,15 @@ class Place(NamedTuple):
     boundary: bool
 
 
+class Asking(NamedTuple):
+    """What room is wanted for: where it hangs, in which block of its prompt, and whether its request said
+    that it is worth more than others."""
+
+    place: Place
+    depth: int
+    urgent: bool
+
+
 class _Spot(Generic[T]):
     """One block of the forest: the items there that may go, and the point if there is one, with the turn of
     its last use."""
@@ -49,7 +58,8 @@ class _Spot(Generic[T]):
 
 class Pointwise(Generic[T]):
     """An `Eviction`. `place` says where an item hangs, `in_use` whether something that is held at a block
-    of a tree may not go now. `asking`: where that hangs for which room is wanted, if it is known."""
+    of a tree may not go now. `asking`: what room is wanted for, if it is known; `outweighed`: it was
+    declined, since all that may go is worth more."""
 
     def __init__(
         self,
@@ -67,7 +77,9 @@ class Pointwise(Generic[T]):
         self._stray: OrderedDict[T, int] = OrderedDict()
         self._turn = 0
         self._unwanted: OrderedDict[Place, None] = OrderedDict()
-        self.asking: Place | None = None
+        self.asking: Asking | None = None
+        self.outweighed = False
+        self._taken: dict[Point, None] = {}  # Since the last request, though they are worth least.
         self._idle: dict[T, Place] = {}
         self._offered: tuple[T, Point] | None = None
 
@@ -77,6 +89,10 @@ class Pointwise(Generic[T]):
         """A request came, and resumes after `resumed` blocks; `visit.ends` will be checkpoints."""
         self.settle()
         canopy = self._canopy
+        for point in self._taken:
+            if point in canopy.aside:
+                canopy.bring_back(point)
+        self._taken.clear()
         canopy.clock.now = visit.now
         canopy.clock.tick += 1
         entered, held = canopy.forest.follow(visit.tree, visit.path)
@@ -135,11 +151,15 @@ class Pointwise(Generic[T]):
                 if self._idle[item].boundary:
                     ends.add(depth + 1)
         self._turn += 1
-        for point in self._canopy.grow(replace(visit, ends=tuple(sorted(ends))), way, 0):
+        new = self._canopy.grow(replace(visit, ends=tuple(sorted(ends))), way, 0)
+        for point in new:
             spot = spots[point.node.blocks[-1]]
             spot.point = point
             spot.turn = self._turn
             self._unwanted.pop(Place(tree, point.node.blocks[-1], boundary=True), None)
+        for point in new:
+            if point.node.weight() > self._standing.budget:  # Others would go for it in vain.
+                self._fall(tree, point)
 
     # --- Eviction
 
@@ -163,10 +183,13 @@ class Pointwise(Generic[T]):
         if point is None:
             return
         if self._offered is not None and self._offered[0] is item:
-            self._offered = None  # It was spared.
-            self._set_aside(point)
+            self._offered = (
+                None  # It was spared, as if it had been used: it stays as long once more.
+            )
+            canopy = self._canopy
+            canopy.set_aside(point, max(ASIDE_VISITS, canopy.clock.tick - point.used))
         elif point in self._canopy.aside:
-            self._bring_back(point)
+            self._canopy.bring_back(point)
 
     def remove(self, item: T) -> None:
         """See `Eviction`."""
@@ -188,9 +211,14 @@ class Pointwise(Generic[T]):
             if self._fallen:
                 yield next(iter(self._fallen))
                 continue
-            if self.asking in self._unwanted:
-                return  # What room is wanted for would be the next to go.
+            if self.asking is not None and self.asking.place in self._unwanted:
+                self.outweighed = True  # What room is wanted for would be the next to go.
+                return
             point = self._lowest()
+            if point is not None and self._stays(point):
+                self._taken[point] = None
+                self._canopy.set_aside(point, 1)
+                continue
             stray = next(iter(self._stray), None)
             if point is None:
                 if stray is None:
@@ -207,9 +235,24 @@ class Pointwise(Generic[T]):
                 self._offered = item, point
                 yield item
             elif self._in_use(tree, digest):
-                self._set_aside(point)
+                self._canopy.set_aside(point, ASIDE_VISITS)
             else:
                 self._fall(tree, point)
+
+    def _stays(self, point: Point) -> bool:
+        """Return whether a point is what room is wanted for, and shall have it though it is worth least."""
+        asking = self.asking
+        if asking is None or point.hits:
+            return False
+        node, depth = point.node, asking.depth
+        if not 0 < depth <= node.end or self._key(point)[0] != asking.place.tree:
+            return False
+        while node.start >= depth:
+            assert node.parent is not None
+            node = node.parent
+        if node.blocks[depth - 1 - node.start] != asking.place.digest:
+            return False
+        return asking.urgent or not self._canopy.declines(point)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._idle)
@@ -231,28 +274,15 @@ class Pointwise(Generic[T]):
 
     def _lowest(self) -> Point | None:
         canopy = self._canopy
-        before = canopy.clock.tick - ASIDE_VISITS
-        while canopy.aside:
-            first = next(iter(canopy.aside))
-            if canopy.aside[first] > before:
-                break
-            self._bring_back(first)
+        canopy.bring_back_due()
         ranking = canopy.rankings[self._standing.current]
         point = ranking.lowest(canopy.clock)
         if point is None:  # All that is left is in use, or was spared.
             for other in list(canopy.aside):
-                if not self._in_use(*self._key(other)):
-                    self._bring_back(other)
+                if other not in self._taken and not self._in_use(*self._key(other)):
+                    canopy.bring_back(other)
             point = ranking.lowest(canopy.clock)
         return point
-
-    def _set_aside(self, point: Point) -> None:
-        self._canopy.take(point)
-        self._canopy.aside[point] = self._canopy.clock.tick
-
-    def _bring_back(self, point: Point) -> None:
-        del self._canopy.aside[point]
-        self._canopy.put(point)
 
     def settle(self) -> None:
         """The item that was offered last is gone, and so its point; unless it is only in use.
@@ -268,7 +298,7 @@ class Pointwise(Generic[T]):
         if spot is None or spot.point is not point:
             return
         if self._in_use(tree, digest):
-            self._set_aside(point)
+            self._canopy.set_aside(point, ASIDE_VISITS)
         else:
             self._fall(tree, point)
 

@@ -32,7 +32,10 @@ PAUSE_WEIGHT = 0.3
 """What the last pause counts in the running mean of their logarithms."""
 
 RENEW_VISITS = 256
-"""The tables take in what they counted each time that so many requests have come."""
+"""The tables take in what they counted each time that so many requests have come; of the first so many,
+each time that there are twice as many."""
+
+RENEW_FIRST = 32
 
 PAUSE_S_MIN = 1e-3
 
@@ -85,6 +88,7 @@ class Reuse:
         self._waiting: list[deque[tuple[float, int, Ghost]]] = [deque() for _ in range(BUCKETS)]
         self._visits = 0
         self._talks = 0
+        self.talk = 0  # The number of the last request's conversation.
 
     def __len__(self) -> int:
         return self._total
@@ -95,7 +99,7 @@ class Reuse:
         return (self._recent.index(ghost.recent, age) + self._steady.index(ghost.steady, age)) / 2
 
     def visit(self, visit: Visit) -> int:
-        """Learn from one request; return the number of its conversation."""
+        """Learn from one request; return the number of its conversation, which is `talk` from now on."""
         path, now, step = visit.path, visit.now, visit.tree.shape.block_tokens
         self._pass_time(now)
         ghosts = self._of(visit.tree)
@@ -130,9 +134,11 @@ class Reuse:
             self._set(ghost, kind, size, pauses)
             self._add(ghosts, ghost)
         self._visits += 1
-        if self._visits % RENEW_VISITS == 0:
+        early = RENEW_FIRST <= self._visits < RENEW_VISITS and self._visits.bit_count() == 1
+        if early or self._visits % RENEW_VISITS == 0:
             self._recent.renew()
             self._steady.renew()
+        self.talk = talk
         return talk
 
     def ghost(self, visit: Visit, end: int) -> Ghost:
@@ -145,14 +151,15 @@ class Reuse:
             self._add(ghosts, found)
         return found
 
-    def grow(self, visit: Visit, start: int) -> None:
+    def grow(self, visit: Visit, start: int) -> int:
         """What a request wrote extends its path: its end is what will be continued now, and no longer the
-        boundary after `start` blocks."""
+        boundary after `start` blocks. Return the number of its conversation, 0 if it is not known."""
         ghosts = self._of(visit.tree)
         before = ghosts.get(visit.path[start - 1]) if start else None
         end = len(visit.path)
-        if visit.path[end - 1] in ghosts:
-            return
+        known = ghosts.get(visit.path[end - 1])
+        if known is not None:
+            return known.talk
         ghost = Ghost(visit.path[end - 1], end, visit.now)
         if before is None:
             self._set(ghost, FIRST, 0, (0.0, 0.0))
@@ -164,6 +171,7 @@ class Reuse:
             before.serial += 1  # Neither used nor passed by: it counts for nothing.
             self._waiting[0].append((before.last, before.serial, before))
         self._add(ghosts, ghost)
+        return ghost.talk
 
     def forget(self, tree: Hashable) -> None:
         """A namespace is gone."""

@@ -3,18 +3,25 @@
 The replay measures policies with it, and a node compares them with it while it runs.
 """
 
-from collections.abc import Hashable, Mapping
+import heapq
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeAlias
 
 from tiercache.core.policy.forest import HEIRS_MAX, Forest, Node, Point
 from tiercache.core.policy.ranking import Clock, Ranking
-from tiercache.core.policy.reuse import Ghost, Reuse
+from tiercache.core.policy.reuse import SAME_TALK, Ghost, Reuse
 from tiercache.core.policy.visits import Path, Tree, Visit
 
 BELOW_MAX: Final = 16
 """Points right below one that goes, whose worth is reckoned again at once; others follow in time."""
+
+LEARNED_VISITS: Final = 256
+"""Before so many requests nothing new is declined: what is known of reuse is too little."""
+
+TAKEN_ONE_OF: Final = 64
+"""Of so many newcomers that look worth less than all that is held, one is taken all the same."""
 
 Way: TypeAlias = tuple[list[Node], int]
 """What `Forest.follow` finds: the nodes a path enters, and how many of its blocks are held."""
@@ -43,7 +50,10 @@ class Canopy:
         self.forest = Forest()
         self.clock = Clock()
         self.rankings = rankings
-        self.aside: dict[Point, int] = {}
+        self.aside: dict[Point, int] = {}  # Until when, in ticks.
+        self._dues: list[tuple[int, int, Point]] = []
+        self._numbers = 0
+        self._declined = 0
         self._reuse = reuse
 
     def put(self, point: Point) -> None:
@@ -58,6 +68,39 @@ class Canopy:
         if self.aside.pop(point, None) is None:
             for ranking in self.rankings.values():
                 ranking.drop(point)
+
+    def set_aside(self, point: Point, visits: int) -> None:
+        """A point is not to be chosen for so many requests."""
+        self.take(point)
+        self._numbers += 1
+        due = self.aside[point] = self.clock.tick + visits
+        heapq.heappush(self._dues, (due, self._numbers, point))
+
+    def bring_back(self, point: Point) -> None:
+        """A point that is aside is ranked again."""
+        del self.aside[point]
+        self.put(point)
+
+    def bring_back_due(self) -> None:
+        """Rank again what has been aside for long enough."""
+        while self._dues and self._dues[0][0] <= self.clock.tick:
+            due, _, point = heapq.heappop(self._dues)
+            if self.aside.get(point) == due:
+                self.bring_back(point)
+
+    def declines(self, point: Point) -> bool:
+        """Return whether a new point that is worth least goes before all that is held.
+
+        What nothing serves that is held does not go before enough is known, nor always: what looks like
+        a one-off may be the beginning of something.
+        """
+        above = point.node.above()
+        if above is not None and above.node.end >= point.node.end * SAME_TALK:
+            return True
+        if self.clock.tick < LEARNED_VISITS:
+            return False
+        self._declined = (self._declined + 1) % TAKEN_ONE_OF
+        return self._declined > 0
 
     def use(self, point: Point, path: Path) -> None:
         """A request along `path` resumed here; heirs that it passes need nothing to fall back on."""
@@ -145,7 +188,7 @@ class Shadow:
         entered, held = canopy.forest.follow(visit.tree, path)
         depth = self._resume(visit, entered, held)
         new = canopy.grow(visit, (entered, held), depth)
-        self._make_room()
+        self._make_room(new)
         self._count(visit, new, held, max(visit.ends, default=0))
         clock.tick += 1
         return depth
@@ -153,8 +196,7 @@ class Shadow:
     def grow(self, visit: Visit) -> None:
         """A request that was taken in wrote more: its path is longer now."""
         forest = self.canopy.forest
-        self.canopy.grow(visit, forest.follow(visit.tree, visit.path), 0)
-        self._make_room()
+        self._make_room(self.canopy.grow(visit, forest.follow(visit.tree, visit.path), 0))
 
     def forget(self, tree: Hashable) -> None:
         """A namespace is gone."""
@@ -177,15 +219,29 @@ class Shadow:
             self.tally.saved += visit.tree.shape.work.flops(depth * visit.tree.shape.block_tokens)
         return depth
 
-    def _make_room(self) -> None:
+    def _make_room(self, new: Collection[Point]) -> None:
         canopy = self.canopy
-        ranking = canopy.rankings[self.chosen]
+        for point in new:
+            if point.node.weight() > self.budget:  # Others would go for it in vain.
+                self._evict(point)
+        taken = []
         while canopy.forest.nbytes > self.budget:
-            point = ranking.lowest(canopy.clock)
-            if point is None:
-                return
-            canopy.evict(point)
-            self.tally.evictions += 1
+            lowest = canopy.rankings[self.chosen].lowest(canopy.clock)
+            if lowest is None:
+                break
+            if lowest in new and not canopy.declines(lowest):
+                taken.append(lowest)
+                canopy.set_aside(lowest, 1)
+            else:
+                self._evict(lowest)
+        for point in taken:
+            canopy.bring_back(point)
+        if taken:
+            self._make_room(())  # Two of them may be more than there is room for.
+
+    def _evict(self, point: Point) -> None:
+        self.canopy.evict(point)
+        self.tally.evictions += 1
 
     def _count(self, visit: Visit, new: list[Point], held: int, bottom: int) -> None:
         tally, shape = self.tally, visit.tree.shape

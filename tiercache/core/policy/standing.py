@@ -15,6 +15,7 @@ class Standing:
 
     def __init__(self, policy: str, budget: float, ghosts_max: int) -> None:
         self.reuse = Reuse(ghosts_max)
+        self.budget = budget
         self.evictions = 0
         self.whatif = WhatIf(budget, self.reuse)
         self.choice = Choice(budget, self.reuse) if policy == AUTO else None
@@ -37,9 +38,10 @@ class Standing:
 
     def visit(self, visit: Visit) -> None:
         """Learn from one request. To be told before what holds its state is."""
-        self.whatif.visit(visit, self.reuse.visit(visit))
+        talk = self.reuse.visit(visit)
+        self.whatif.visit(visit, talk)
         if self.choice is not None:
-            self.choice.visit(visit)
+            self.choice.visit(visit, talk)
         if self._tuner is not None:
             self._tuner.visit(visit, self.evictions)
             for order in self._orders:
@@ -47,9 +49,9 @@ class Standing:
 
     def grow(self, visit: Visit, start: int) -> None:
         """A request wrote more than its prompt of `start` blocks."""
-        self.reuse.grow(visit, start)
+        talk = self.reuse.grow(visit, start)
         if self.choice is not None:
-            self.choice.grow(visit)
+            self.choice.grow(visit, talk)
 
     def forget(self, tree: Hashable) -> None:
         """A namespace is gone."""

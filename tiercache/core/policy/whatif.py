@@ -7,7 +7,7 @@ begin anew with half the conversations.
 
 from typing import Final
 
-from tiercache.core.policy.meta import INDEX, ranking
+from tiercache.core.policy.meta import INDEX, ranking, sampled
 from tiercache.core.policy.reuse import Reuse
 from tiercache.core.policy.shadow import Shadow
 from tiercache.core.policy.visits import Visit
@@ -18,11 +18,6 @@ FACTORS: Final = (0.5, 1.0, 2.0, 4.0)
 POINTS_MAX: Final = 4096
 BLOCKS_MAX: Final = 262_144
 RATE_MAX: Final = 1 << 20
-RATE_FIRST: Final = 8
-POINTS_MIN: Final = 64
-"""A sample starts with one conversation of `RATE_FIRST`, of fewer where memory holds few checkpoints: so
-many of them at least go into what is compared."""
-
 FADE: Final = 0.5 ** (1 / 10_000)
 
 
@@ -41,8 +36,7 @@ class WhatIf:
         """Take in one request of the conversation numbered `talk`."""
         shape = visit.tree.shape
         if not self._rate:
-            size = max(shape.state_bytes, shape.block_bytes)
-            self._begin(max(1, min(RATE_FIRST, int(self._budget / (POINTS_MIN * size)))))
+            self._begin(sampled(self._budget, shape))
         if talk % self._rate:
             return
         self._total = self._total * FADE + shape.work.flops(len(visit.path) * shape.block_tokens)
