@@ -35,6 +35,19 @@ def test_the_choice_follows_who_saves_more() -> None:
     assert all(shadow.used == 0 for shadow in choice.shadows.values())
 
 
+def test_the_choice_looks_at_a_sample() -> None:
+    """Where memory holds many checkpoints one conversation of eight will do."""
+    reuse = Reuse(1000)
+    choice = Choice(1e6, reuse)
+    choice.grow(visit("ab"), 8)  # Nobody asked for anything yet.
+    for talk in range(32):
+        choice.visit(visit(chr(97 + talk)), talk)
+        choice.grow(visit(chr(97 + talk) * 2), talk)
+    for shadow in choice.shadows.values():
+        assert shadow.budget == 1e6 / 8
+        assert shadow.canopy.forest.blocks == 2 * 4
+
+
 def test_a_standing_knows_what_it_follows() -> None:
     plain = Standing(HYPER, 1000, 100)
     assert (plain.current, list(plain.rankings()), plain.choice) == (HYPER, [HYPER], None)

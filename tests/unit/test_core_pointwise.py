@@ -369,7 +369,7 @@ def test_nothing_new_is_declined_before_enough_is_known() -> None:
 
 
 def test_one_of_many_newcomers_is_taken_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow, "TAKEN_ONE_OF", 3)
+    monkeypatch.setattr(shadow, "DECLINED_MAX", 2)
     bench = learned()
     taken = []
     for number in range(6):
@@ -380,6 +380,43 @@ def test_one_of_many_newcomers_is_taken_all_the_same(monkeypatch: pytest.MonkeyP
         victim = next(bench.policy.victims(), None)
         taken.append(victim is not None)
     assert taken == [False, False, True] * 2
+
+
+def test_a_newcomer_that_is_taken_may_be_cleared() -> None:
+    bench = learned()
+    bench.visit("pq")
+    bench.ask("p", urgent=True)
+    assert bench.drop(1) == ["abcdefgh*"]
+    bench.policy.forget("t")
+    bench.visit("xy")
+    assert not bench.policy._canopy.aside
+
+
+def test_a_newcomer_is_not_what_goes_when_all_else_is_in_use() -> None:
+    bench = learned()
+    bench.policy.remove(bench.state("abcdefgh"))
+    bench.busy.add("abcdefgh")
+    bench.visit("pq", fork=1)
+    bench.ask("p", urgent=True)
+    assert bench.drop() == []
+    assert not bench.policy.outweighed
+    assert len(bench.policy._canopy.forest.points_of("t")) == 3
+
+
+def test_what_came_back_sooner_is_not_brought_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "ASIDE_VISITS", 2)
+    bench = Bench()
+    bench.take("ab")
+    used = bench.state("ab")
+    bench.policy.remove(used)
+    bench.busy.add("ab")
+    assert bench.drop() == []
+    bench.busy.clear()
+    bench.policy.add(used)  # It is let go of before its time.
+    assert not bench.policy._canopy.aside
+    bench.visit("x")
+    bench.visit("y")
+    assert bench.drop(1) == ["ab*"]
 
 
 def test_who_says_that_it_is_worth_more_is_taken() -> None:

@@ -70,6 +70,16 @@ class Node:
         own = 0 if self.children else len(self.blocks)
         return self.shape.state_bytes + own * self.shape.block_bytes
 
+    def rests_on(self, depth: int, digest: Hashable) -> bool:
+        """Return whether a digest is that of the block at `depth`, the first is 1, on the way to here."""
+        if not 0 < depth <= self.end:
+            return False
+        node = self
+        while node.start >= depth:
+            assert node.parent is not None
+            node = node.parent
+        return node.blocks[depth - 1 - node.start] == digest
+
     def weight(self) -> float:
         """Return the bytes that a resume here needs: its checkpoint, and all KV from the beginning."""
         return self.shape.state_bytes + self.end * self.shape.block_bytes

@@ -23,15 +23,18 @@ SIGMAS = 1.5
 deviations of that lead, were it chance."""
 
 RATE: Final = 8
-POINTS_MIN: Final = 64
-"""Shadows take in one conversation of `RATE`, and are as much smaller (after "SHARDS", Waldspurger et al.,
-2015); one of fewer where memory holds few checkpoints: so many of them at least go into a shadow."""
+"""Shadows take in one conversation of so many, and are as much smaller (after "SHARDS", Waldspurger et al.,
+2015); one of fewer where memory holds few checkpoints."""
+
+POINTS_MIN: Final = 2048
+"""So many checkpoints at least go into a shadow: with fewer, chance would choose."""
 
 
-def sampled(budget: float, shape: Shape) -> int:
-    """Return one of how many conversations the shadows of a cache of `budget` bytes take in."""
+def sampled(budget: float, shape: Shape, points_min: int = POINTS_MIN) -> int:
+    """Return one of how many conversations the shadows of a cache of `budget` bytes take in, so that
+    `points_min` checkpoints go into each."""
     size = max(shape.state_bytes, shape.block_bytes)
-    return max(1, min(RATE, int(budget / (POINTS_MIN * size))))
+    return max(1, min(RATE, int(budget / (points_min * size))))
 
 
 def ranking(name: str, reuse: Reuse) -> Ranking:

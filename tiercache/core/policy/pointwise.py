@@ -79,7 +79,7 @@ class Pointwise(Generic[T]):
         self._unwanted: OrderedDict[Place, None] = OrderedDict()
         self.asking: Asking | None = None
         self.outweighed = False
-        self._taken: dict[Point, None] = {}  # Since the last request, though they are worth least.
+        self._taken: dict[Point, None] = {}  # Since the last request.
         self._idle: dict[T, Place] = {}
         self._offered: tuple[T, Point] | None = None
 
@@ -89,6 +89,7 @@ class Pointwise(Generic[T]):
         """A request came, and resumes after `resumed` blocks; `visit.ends` will be checkpoints."""
         self.settle()
         canopy = self._canopy
+        canopy.take_stock()
         for point in self._taken:
             if point in canopy.aside:
                 canopy.bring_back(point)
@@ -225,7 +226,7 @@ class Pointwise(Generic[T]):
                     return
                 yield stray
                 continue
-            tree, digest = self._key(point)
+            tree, digest = _key(point)
             spot = self._spots[tree][digest]
             if stray is not None and self._stray[stray] < spot.turn:
                 yield stray
@@ -242,15 +243,9 @@ class Pointwise(Generic[T]):
     def _stays(self, point: Point) -> bool:
         """Return whether a point is what room is wanted for, and shall have it though it is worth least."""
         asking = self.asking
-        if asking is None or point.hits:
+        if asking is None or point.hits or _key(point)[0] != asking.place.tree:
             return False
-        node, depth = point.node, asking.depth
-        if not 0 < depth <= node.end or self._key(point)[0] != asking.place.tree:
-            return False
-        while node.start >= depth:
-            assert node.parent is not None
-            node = node.parent
-        if node.blocks[depth - 1 - node.start] != asking.place.digest:
+        if not point.node.rests_on(asking.depth, asking.place.digest):
             return False
         return asking.urgent or not self._canopy.declines(point)
 
@@ -265,13 +260,6 @@ class Pointwise(Generic[T]):
 
     # --- inside
 
-    def _key(self, point: Point) -> tuple[Hashable, Hashable]:
-        node = point.node
-        digest = node.blocks[-1]
-        while node.parent is not None:
-            node = node.parent
-        return node.tree, digest
-
     def _lowest(self) -> Point | None:
         canopy = self._canopy
         canopy.bring_back_due()
@@ -279,7 +267,7 @@ class Pointwise(Generic[T]):
         point = ranking.lowest(canopy.clock)
         if point is None:  # All that is left is in use, or was spared.
             for other in list(canopy.aside):
-                if other not in self._taken and not self._in_use(*self._key(other)):
+                if other not in self._taken and not self._in_use(*_key(other)):
                     canopy.bring_back(other)
             point = ranking.lowest(canopy.clock)
         return point
@@ -293,7 +281,7 @@ class Pointwise(Generic[T]):
             return
         _, point = self._offered
         self._offered = None
-        tree, digest = self._key(point)
+        tree, digest = _key(point)
         spot = self._spots.get(tree, {}).get(digest)
         if spot is None or spot.point is not point:
             return
@@ -366,6 +354,15 @@ class Pointwise(Generic[T]):
         assert canopy.aside.keys() <= points
         for ranking in canopy.rankings.values():
             assert len(ranking) == len(points) - len(canopy.aside), "a ranking"
+
+
+def _key(point: Point) -> tuple[Hashable, Hashable]:
+    """Return where a point is: its tree, and the digest of the last block before it."""
+    node = point.node
+    digest = node.blocks[-1]
+    while node.parent is not None:
+        node = node.parent
+    return node.tree, digest
 
 
 def _sound(visit: Visit, held: int, known: Collection[Hashable]) -> Visit:

@@ -20,8 +20,8 @@ BELOW_MAX: Final = 16
 LEARNED_VISITS: Final = 256
 """Before so many requests nothing new is declined: what is known of reuse is too little."""
 
-TAKEN_ONE_OF: Final = 64
-"""Of so many newcomers that look worth less than all that is held, one is taken all the same."""
+DECLINED_MAX: Final = 64
+"""After so many newcomers in a row that were declined the next one is taken all the same."""
 
 Way: TypeAlias = tuple[list[Node], int]
 """What `Forest.follow` finds: the nodes a path enters, and how many of its blocks are held."""
@@ -54,6 +54,7 @@ class Canopy:
         self._dues: list[tuple[int, int, Point]] = []
         self._numbers = 0
         self._declined = 0
+        self._newcomers: list[Point] = []
         self._reuse = reuse
 
     def put(self, point: Point) -> None:
@@ -91,16 +92,21 @@ class Canopy:
     def declines(self, point: Point) -> bool:
         """Return whether a new point that is worth least goes before all that is held.
 
-        What nothing serves that is held does not go before enough is known, nor always: what looks like
-        a one-off may be the beginning of something.
+        A newcomer, of which nothing that is held serves the greater part, does not go before enough is
+        known, nor always: what looks like a one-off may be the beginning of something.
         """
-        above = point.node.above()
-        if above is not None and above.node.end >= point.node.end * SAME_TALK:
+        if not is_newcomer(point):
             return True
         if self.clock.tick < LEARNED_VISITS:
             return False
-        self._declined = (self._declined + 1) % TAKEN_ONE_OF
+        self._declined = (self._declined + 1) % (DECLINED_MAX + 1)
         return self._declined > 0
+
+    def take_stock(self) -> None:
+        """The last request is done with: did a newcomer of it find its place?"""
+        if any(point.node.point is point for point in self._newcomers):
+            self._declined = 0
+        self._newcomers.clear()
 
     def use(self, point: Point, path: Path) -> None:
         """A request along `path` resumed here; heirs that it passes need nothing to fall back on."""
@@ -121,6 +127,7 @@ class Canopy:
             bottom = max(bottom, end)
             if node.point is None:
                 new.append(self._add(node, self._reuse.ghost(visit, end)))
+        self._newcomers += [point for point in new if is_newcomer(point)]
         return new
 
     def _add(self, node: Node, ghost: Ghost) -> Point:
@@ -183,6 +190,7 @@ class Shadow:
     def visit(self, visit: Visit) -> int:
         """Take in one request; return after how many blocks it could resume."""
         canopy, path = self.canopy, visit.path
+        canopy.take_stock()
         clock = canopy.clock
         clock.now = visit.now
         entered, held = canopy.forest.follow(visit.tree, path)
@@ -249,6 +257,12 @@ class Shadow:
         if bottom > held:
             left = min(self.resident(visit.tree, visit.path), bottom)
             tally.kv_bytes += shape.block_bytes * max(left - held, 0)
+
+
+def is_newcomer(point: Point) -> bool:
+    """Return whether no point that is held covers as much of a new one as a conversation's turns do."""
+    above = point.node.above()
+    return above is None or above.node.end < point.node.end * SAME_TALK
 
 
 def deepest(entered: list[Node], usable: int) -> Point | None:

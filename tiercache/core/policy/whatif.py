@@ -18,6 +18,9 @@ FACTORS: Final = (0.5, 1.0, 2.0, 4.0)
 POINTS_MAX: Final = 4096
 BLOCKS_MAX: Final = 262_144
 RATE_MAX: Final = 1 << 20
+POINTS_MIN: Final = 64
+"""So many checkpoints at least go into the shadow of the memory there is."""
+
 FADE: Final = 0.5 ** (1 / 10_000)
 
 
@@ -36,7 +39,7 @@ class WhatIf:
         """Take in one request of the conversation numbered `talk`."""
         shape = visit.tree.shape
         if not self._rate:
-            self._begin(sampled(self._budget, shape))
+            self._begin(sampled(self._budget, shape, POINTS_MIN))
         if talk % self._rate:
             return
         self._total = self._total * FADE + shape.work.flops(len(visit.path) * shape.block_tokens)
