@@ -130,6 +130,7 @@ def test_who_is_declined_is_told_so_and_not_always(
 ) -> None:
     """What looks like a one-off does not displace what is used all the time, unless it says so."""
     monkeypatch.setattr(shadow, "LEARNED_VISITS", LEARNED)
+    monkeypatch.setattr(shadow, "LEARNED_USES", LEARNED // 2)
     monkeypatch.setattr(shadow, "DECLINED_MAX", 7)
     client = new(order, 22)
     full_of_talks(client)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiercache.core.cost import EVEN
 from tiercache.core.policy import pointwise, shadow
 from tiercache.core.policy.pointwise import Asking, Place, Pointwise
-from tiercache.core.policy.shadow import LEARNED_VISITS
+from tiercache.core.policy.shadow import LEARNED_USES, LEARNED_VISITS
 from tiercache.core.policy.standing import Standing
 from tiercache.core.policy.visits import Shape, Tree, Visit
 
@@ -32,8 +32,9 @@ class Bench:
 
     def __init__(self, policy: str = "point-lru") -> None:
         self.busy: set[Hashable] = set()
+        self.standing = Standing(policy, 1000, 100)
         self.policy: Pointwise[Object] = Pointwise(
-            Standing(policy, 1000, 100),
+            self.standing,
             lambda item: Place("t", item.name, item.boundary),
             lambda tree, digest: tree == "t" and digest in self.busy,
         )
@@ -350,6 +351,7 @@ def learned() -> Bench:
     """One that knows enough to decline, and holds something long."""
     bench = Bench("index")
     bench.policy._canopy.clock.tick = LEARNED_VISITS
+    bench.standing.reuse.uses = LEARNED_USES
     bench.take("abcdefgh")
     return bench
 
@@ -361,6 +363,14 @@ def test_nothing_new_is_declined_before_enough_is_known() -> None:
     bench.ask("p")
     assert bench.drop(1) == ["abcdefgh*"]
     assert not bench.policy.outweighed
+    for visits, uses in ((LEARNED_VISITS, LEARNED_USES - 1), (LEARNED_VISITS - 3, LEARNED_USES)):
+        other = Bench("index")
+        other.policy._canopy.clock.tick = visits
+        other.standing.reuse.uses = uses
+        other.take("abcdefgh")
+        other.visit("pq")
+        other.ask("p")
+        assert other.drop(1) == ["abcdefgh*"]
     bench.store("pq")  # All that room is made for is not what goes for it.
     assert bench.drop() == list(reversed(["a", *("abcdefgh"[:n] for n in range(2, 9))]))
     bench.visit("xyz")
@@ -428,8 +438,7 @@ def test_who_says_that_it_is_worth_more_is_taken() -> None:
 
 def test_the_next_turn_of_what_is_held_may_be_declined() -> None:
     """What is held serves it nearly as well."""
-    bench = Bench("index")
-    bench.take("abcdefgh")
+    bench = learned()
     bench.visit("abcdefghi", resumed=8)
     bench.busy.add("abcdefgh")
     bench.ask("abcdefghi")

@@ -12,7 +12,7 @@ from tiercache.core.policy.marconi_order import Marconi
 from tiercache.core.policy.meta import HYPER, INDEX, RECENT
 from tiercache.core.policy.meta import ranking as ranking_of
 from tiercache.core.policy.ranking import Clock, Heap, Hyperbolic, Recent
-from tiercache.core.policy.reuse import SAME_TALK, Reuse
+from tiercache.core.policy.reuse import Reuse
 from tiercache.core.policy.shadow import Shadow
 from tiercache.core.policy.visits import Shape, Tree, Visit
 
@@ -128,7 +128,7 @@ class Naive:
                 new, taken = [], set()
                 continue
             lowest = min(left, key=lambda name: self.worth(self, name))
-            if lowest in new and self.above(lowest) < len(lowest) * SAME_TALK:
+            if lowest in new:
                 taken.add(lowest)  # So few requests: what is new is not declined.
             else:
                 del self.points[lowest]

@@ -187,8 +187,8 @@ class Cleared:
 class Saved:
     """What became of the blobs of one `save`: handed over to be sealed, there already, or declined
     (outcome -> count; "busy", "full", "outweighed", "quota", "do_not_store", "too_large", "deadline",
-    "unavailable", ...). Not promised: that what is `stored` is sealed yet, or stays. `evicted`: objects of the same
-    tenant that went for it, since the tenant would have been beyond its share."""
+    "unavailable", ...). Not promised: that what is `stored` is sealed yet, or stays. `evicted`: objects of
+    the same tenant that went for it, since the tenant would have been beyond its share."""
 
     stored: int
     held: int

@@ -88,6 +88,7 @@ class Reuse:
         self._waiting: list[deque[tuple[float, int, Ghost]]] = [deque() for _ in range(BUCKETS)]
         self._visits = 0
         self._talks = 0
+        self.uses = 0  # Requests that came back to something that was known.
         self.talk = 0  # The number of the last request's conversation.
 
     def __len__(self) -> int:
@@ -112,6 +113,7 @@ class Reuse:
                 pause = recent**PAUSE_WEIGHT * found.pause ** (1 - PAUSE_WEIGHT)
             self._use(found, len(path), (recent, pause), now)
             ghosts.move_to_end(found.digest)
+            self.uses += 1
         talk = self._talk_of(visit, found)
         for end in visit.ends:
             if path[end - 1] in ghosts:

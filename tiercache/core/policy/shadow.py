@@ -18,7 +18,9 @@ BELOW_MAX: Final = 16
 """Points right below one that goes, whose worth is reckoned again at once; others follow in time."""
 
 LEARNED_VISITS: Final = 256
-"""Before so many requests nothing new is declined: what is known of reuse is too little."""
+LEARNED_USES: Final = 64
+"""Before so many requests, and so many that came back to something, nothing new is declined: what is known
+of reuse is too little."""
 
 DECLINED_MAX: Final = 64
 """After so many newcomers in a row that were declined the next one is taken all the same."""
@@ -92,13 +94,13 @@ class Canopy:
     def declines(self, point: Point) -> bool:
         """Return whether a new point that is worth least goes before all that is held.
 
-        A newcomer, of which nothing that is held serves the greater part, does not go before enough is
-        known, nor always: what looks like a one-off may be the beginning of something.
+        Not before enough is known. Nor always, if it is a newcomer, of which nothing that is held serves
+        the greater part: what looks like a one-off may be the beginning of something.
         """
+        if self.clock.tick < LEARNED_VISITS or self._reuse.uses < LEARNED_USES:
+            return False
         if not is_newcomer(point):
             return True
-        if self.clock.tick < LEARNED_VISITS:
-            return False
         self._declined = (self._declined + 1) % (DECLINED_MAX + 1)
         return self._declined > 0
 
