@@ -24,7 +24,6 @@ RUNTIME_GAUGES = {
     "open_connections",
     "arena_bytes",
     "arena_prefaulted_bytes",
-    "pool_unreachable",
     "writeback_limit_bytes_per_second",
     "start_time_seconds",
 }

@@ -51,10 +51,12 @@ class Traffic:
             thread.start()
 
     def _page(self, rows: torch.Tensor, at: int) -> torch.Tensor:
-        return self.kv.get_data_page(int(rows[at * self.page]))
+        page: torch.Tensor = self.kv.get_data_page(int(rows[at * self.page]))
+        return page
 
     def _state(self, slots: torch.Tensor, at: int) -> torch.Tensor:
-        return self.states.get_data_page(int(slots[at]))
+        state: torch.Tensor = self.states.get_data_page(int(slots[at]))
+        return state
 
     def _run(self, act: Callable[[], None]) -> None:
         while not self._end.is_set():
