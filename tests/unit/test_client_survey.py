@@ -58,6 +58,8 @@ def test_a_survey_must_fit_what_was_asked(
 def test_a_path_is_whole_digests(client: Client, digests: bytes) -> None:
     with pytest.raises(ValueError, match="a path is digests"):
         client.survey("s", digests)
+    with pytest.raises(ValueError, match="a path is digests"):
+        client.survey("s", PATH, before=b"no digest")
 
 
 def test_a_silent_node_answers_no_survey_and_is_released_late(
