@@ -77,6 +77,24 @@ def test_without_checkpoints_any_block_will_do() -> None:
     assert upper.density() == math.inf  # Nothing would be freed.
 
 
+def test_what_a_resume_needs_fits_or_does_not() -> None:
+    node = Node(TREE.shape, None, 0, ["a", "ab"])
+    assert node.fits(116.0)
+    assert not node.fits(115.0)
+    assert Node(Shape(4, 8.0, 0.0, WORK), None, 0, ["a", "ab"]).fits(1.0)
+
+
+def test_the_way_to_a_node_has_its_blocks_only() -> None:
+    root = Node(TREE.shape, None, 0, [])
+    upper = Node(TREE.shape, root, 0, ["a", "ab"])
+    lower = Node(TREE.shape, upper, 2, ["abc"])
+    for depth, block in enumerate(("a", "ab", "abc"), 1):
+        assert lower.rests_on(depth, block)
+        assert not lower.rests_on(depth, "x")
+    assert not lower.rests_on(0, "abc")
+    assert not lower.rests_on(4, "abc")
+
+
 def test_removing_takes_what_nothing_else_needs() -> None:
     forest = Forest()
     first, second = grown(forest, "abcd"), grown(forest, "abxy")

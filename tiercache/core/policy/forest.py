@@ -80,9 +80,11 @@ class Node:
             node = node.parent
         return node.blocks[depth - 1 - node.start] == digest
 
-    def weight(self) -> float:
-        """Return the bytes that a resume here needs: its checkpoint, and all KV from the beginning."""
-        return self.shape.state_bytes + self.end * self.shape.block_bytes
+    def fits(self, budget: float) -> bool:
+        """Return whether so many bytes hold what a resume here needs: its checkpoint, and all KV from the
+        beginning. Without checkpoints the beginning alone is worth having."""
+        shape = self.shape
+        return not shape.state_bytes or shape.state_bytes + self.end * shape.block_bytes <= budget
 
     def gain(self) -> float:
         """Return the FLOPs that a resume here saves beyond the next best one."""

@@ -159,7 +159,7 @@ class Pointwise(Generic[T]):
             spot.turn = self._turn
             self._unwanted.pop(Place(tree, point.node.blocks[-1], boundary=True), None)
         for point in new:
-            if point.node.weight() > self._standing.budget:  # Others would go for it in vain.
+            if not point.node.fits(self._standing.budget):  # Others would go for it in vain.
                 self._fall(tree, point)
 
     # --- Eviction

@@ -232,7 +232,7 @@ class Shadow:
     def _make_room(self, new: Collection[Point]) -> None:
         canopy = self.canopy
         for point in new:
-            if point.node.weight() > self.budget:  # Others would go for it in vain.
+            if not point.node.fits(self.budget):  # Others would go for it in vain.
                 self._evict(point)
         taken = []
         while canopy.forest.nbytes > self.budget:
