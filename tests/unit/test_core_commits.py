@@ -155,7 +155,7 @@ def test_a_client_that_may_live_on_keeps_what_it_may_touch(rig: Rig, client: Cli
     assert rig.gauge("quarantined_bytes") == 12 * PAGE
     assert boundary(other) == 16
     # The keys it had reserved are free, at other places.
-    assert outcomes(other.save("q", other.offers(other.chain(OTHERS), 16))) == {"granted": 6}
+    assert outcomes(other.save("again", other.offers(other.chain(OTHERS), 16))) == {"granted": 6}
     rig.tell(ev.Gone(client.session))
     assert rig.gauge("quarantined_bytes") == 0
     rig.tell(ev.Gone(client.session))

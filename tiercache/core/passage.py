@@ -118,8 +118,6 @@ class Passage:
                 self.standing.visit(visit)
                 self._order(shelf).visit(visit, 0)
             told = end
-        elif ends and 0 < end == told:  # Once more: it may be gone by now.
-            self._order(shelf).grow(Visit(tree, longer, 0, (end,), now))
         if longer:
             self._go(request, told, longer)
 
