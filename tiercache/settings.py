@@ -169,7 +169,9 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             gt=0,
             le=5,
             description="How long a plan or a survey waits at most for what another node says. Only "
-            "prompts that some node has told it could resume wait at all.",
+            "prompts that some node has told it could resume wait at all. Keep it well below the deadline "
+            "of an engine's calls (0.5 s with the adapters), twice of it for an engine on several "
+            "machines.",
         ),
     ] = 0.05
     transfer_s_max: Annotated[
@@ -217,9 +219,10 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             gt=0,
             le=30,
             description="How long a plan waits at most for what the pool says. Only prompts that it is "
-            "known to hold wait at all.",
+            "known to hold wait at all. Keep it well below the deadline of an engine's calls (0.5 s with "
+            "the adapters): a plan that is answered later is a miss, and makes the node look silent.",
         ),
-    ] = 0.5
+    ] = 0.2
     transfer_s_max: Annotated[
         float, Meta(gt=0, le=300, description="How long one batch of objects may take to come.")
     ] = 10.0

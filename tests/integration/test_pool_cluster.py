@@ -34,7 +34,7 @@ def town(launcher: Launcher, tmp_path: Path) -> Iterator[Town]:
         "s3_endpoint": server.url,
         "s3_access_key_file": str(secret),
         "s3_secret_key_file": str(secret),
-        "answer_s_max": 2.0,
+        "answer_s_max": 1.0,  # Shorter than a client's deadline: a plan waits for it.
     }
     try:
         server.start()

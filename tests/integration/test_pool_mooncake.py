@@ -30,7 +30,7 @@ def town(servers: MooncakeServers, launcher: Launcher) -> Iterator[Town]:
     pool: Table = {
         "kind": "mooncake",
         "mooncake_master": servers.address,
-        "answer_s_max": 2.0,
+        "answer_s_max": 1.0,  # Shorter than a client's deadline: a plan waits for it.
         "transfer_s_max": 2.0,
         "deposit_s_max": 5.0,
     }
