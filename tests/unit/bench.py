@@ -24,13 +24,14 @@ class Object:
 class Bench:
     """A policy, and what is held under it."""
 
-    def __init__(self, policy: str = "point-lru") -> None:
+    def __init__(self, policy: str = "point-lru", *, declines: bool = True) -> None:
         self.busy: set[Hashable] = set()
         self.standing = Standing(policy, 1000, 100)
         self.policy: Pointwise[Object] = Pointwise(
             self.standing,
             lambda item: Place("t", item.name, item.boundary),
             lambda tree, digest: tree == "t" and digest in self.busy,
+            declines=declines,
         )
         self.held: dict[str, list[Object]] = {}
         self.now = 0.0

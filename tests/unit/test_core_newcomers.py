@@ -1,11 +1,15 @@
 """What is declined since all that may go is worth more, and what is taken all the same."""
 
+import msgspec
 import pytest
 
 from tests.unit.bench import Bench
+from tiercache.core.books import Books
+from tiercache.core.limits import Evicting
 from tiercache.core.policy import pointwise, shadow
 from tiercache.core.policy.pointwise import Asking, Place
 from tiercache.core.policy.shadow import LEARNED_USES, LEARNED_VISITS
+from tiercache.testing.sim.rig import small
 
 
 def test_no_room_is_made_for_what_would_go_next() -> None:
@@ -22,9 +26,35 @@ def test_no_room_is_made_for_what_would_go_next() -> None:
     assert bench.drop(1) == ["abcdefgh*"]
 
 
-def learned() -> Bench:
+def test_where_a_slower_tier_takes_what_goes_nothing_is_declined() -> None:
+    """Memory is the only way there. What would go next is still the next to go."""
+    bench = learned(declines=False)
+    bench.visit("pq")
+    bench.ask("p")
+    assert bench.drop(1) == ["abcdefgh*"]
+    assert not bench.policy.outweighed
+    # Its point fell meanwhile: it is taken all the same.
+    bench = learned(declines=False)
+    bench.visit("pq")
+    bench.policy.asking = None
+    assert bench.drop(1) == ["abcdefgh*"]
+    bench.ask("pq", boundary=True)
+    assert bench.drop(1) == ["abcdefgh"]
+    assert not bench.policy.outweighed
+
+
+@pytest.mark.parametrize("nvme_pages", [0, 64])
+def test_only_a_node_without_nvme_declines(nvme_pages: int) -> None:
+    limits = msgspec.structs.replace(small(8, nvme_pages), evicting=Evicting(policy="auto"))
+    books = Books(limits)
+    order = books.passage.make(None)
+    assert isinstance(order, pointwise.Pointwise)
+    assert order._declines is (nvme_pages == 0)
+
+
+def learned(*, declines: bool = True) -> Bench:
     """One that knows enough to decline, and holds something long."""
-    bench = Bench("index")
+    bench = Bench("index", declines=declines)
     bench.policy._canopy.clock.tick = LEARNED_VISITS
     bench.standing.reuse.uses = LEARNED_USES
     bench.take("abcdefgh")

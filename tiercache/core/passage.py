@@ -32,6 +32,7 @@ class Passage:
         if evicting.policy != "lru":
             budget = sum(limits.host_segments)
             self.standing = Standing(evicting.policy, budget, evicting.ghosts_max)
+        self._declines = limits.nvme_bytes == 0
         self._orders: dict[Tenant | None, Pointwise[Item]] = {}
         self._trees: dict[bytes, tuple[Layout, Tree]] = {}
         # Of requests, how many blocks the policies were told of, and all that are known.
@@ -43,7 +44,9 @@ class Passage:
         """Return a new eviction policy, for a tenant with a share or (None) for all others."""
         if self.standing is None:
             return Lru()
-        made = self._orders[tenant] = Pointwise(self.standing, _place, self._in_use)
+        made = self._orders[tenant] = Pointwise(
+            self.standing, _place, self._in_use, declines=self._declines
+        )
         return made
 
     def left(self, tenant: Tenant) -> None:

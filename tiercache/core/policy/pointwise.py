@@ -59,17 +59,21 @@ class _Spot(Generic[T]):
 class Pointwise(Generic[T]):
     """An `Eviction`. `place` says where an item hangs, `in_use` whether something that is held at a block
     of a tree may not go now. `asking`: what room is wanted for, if it is known; `outweighed`: it was
-    declined, since all that may go is worth more."""
+    declined, since all that may go is worth more. Nothing is declined without `declines`: where a slower
+    tier takes what goes, memory is the only way there."""
 
     def __init__(
         self,
         standing: Standing,
         place: Callable[[T], Place],
         in_use: Callable[[Hashable, Hashable], bool],
+        *,
+        declines: bool = True,
     ) -> None:
         self._standing = standing
         self._place = place
         self._in_use = in_use
+        self._declines = declines
         self._canopy = Canopy(standing.reuse, standing.rankings())
         self._spots: dict[Hashable, dict[Hashable, _Spot[T]]] = {}
         self._astray: dict[Hashable, dict[Hashable, list[T]]] = {}
@@ -212,7 +216,8 @@ class Pointwise(Generic[T]):
             if self._fallen:
                 yield next(iter(self._fallen))
                 continue
-            if self.asking is not None and self.asking.place in self._unwanted:
+            asking = self.asking
+            if self._declines and asking is not None and asking.place in self._unwanted:
                 self.outweighed = True  # What room is wanted for would be the next to go.
                 return
             point = self._lowest()
@@ -247,7 +252,7 @@ class Pointwise(Generic[T]):
             return False
         if not point.node.rests_on(asking.depth, asking.place.digest):
             return False
-        return asking.urgent or not self._canopy.declines(point)
+        return asking.urgent or not self._declines or not self._canopy.declines(point)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._idle)
