@@ -381,7 +381,9 @@ def _check(settings: Settings, source: str) -> None:
         least = format_size(NVME_SEGMENTS_MIN * nvme.segment_bytes)
         fix = f"raise it to {least} ({NVME_SEGMENTS_MIN} segments), or lower "
         refuse("nvme.cap_bytes", nvme.cap_bytes, f"{fix}nvme.segment_bytes to {largest}")
-    for key, text, fix in wrong(settings.protection, settings.events, settings.pool):
+    for key, text, fix in wrong(
+        settings.protection, settings.cluster, settings.events, settings.pool
+    ):
         refuse(key, text, fix)
     try:
         bind_address(settings.metrics.bind)

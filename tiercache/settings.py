@@ -8,6 +8,8 @@ from msgspec import Meta, Struct, field
 
 KEY_NAMESPACE_CHARS = 12
 """As in a key's text."""
+NAME = r"^[\w.-]{0,64}$"
+NAME_EXTRA = {"words": "at most 64 letters, digits, `_`, `.` and `-`"}
 
 
 class Protection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,14 +108,16 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[
         str,
         Meta(
-            pattern=r"^[\w.-]{0,64}$",
+            pattern=NAME,
+            extra=NAME_EXTRA,
             description="The cluster's name: nodes that have it in common share what they hold.",
         ),
     ] = ""
     node: Annotated[
         str,
         Meta(
-            pattern=r"^[\w.-]{0,64}$",
+            pattern=NAME,
+            extra=NAME_EXTRA,
             description="This node's own name in the cluster, the same after a restart. Empty: the host's "
             "name.",
         ),
@@ -187,6 +191,16 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 65_536
 
+    def wrong(self) -> tuple[str, str, str] | None:
+        """Return a key, its value and the fix, when these cannot work."""
+        for key, value in (("listen", self.listen), ("advertise", self.advertise)):
+            if (value or key == "listen") and not re.fullmatch(r"unix:.+|\S+:\d{1,5}", value):
+                return key, value, "write host:port, [host]:port or unix:path"
+        for url in self.etcd if self.etcd or not self.name else ("",):
+            if not re.fullmatch(r"https?://\S+", url):
+                return "etcd", url, "name at least one base URL, such as http://10.0.0.1:2379"
+        return None
+
 
 class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A store that many nodes share: see [the pool](cluster.md#a-pool). Without `kind` there is none."""
@@ -201,7 +215,8 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[
         str,
         Meta(
-            pattern=r"^[\w.-]{0,64}$",
+            pattern=NAME,
+            extra=NAME_EXTRA,
             description="Whose objects these are: nodes share what they have put there under the same "
             "name. Empty: the cluster's name, `tiercache` without one.",
         ),
@@ -294,8 +309,13 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def wrong(self) -> tuple[str, str, str] | None:
         """Return a key, its value and the fix, when these cannot work."""
-        if self.kind == "mooncake" and not self.mooncake_master:
-            return "mooncake_master", "", "write where Mooncake's master listens, as host:port"
+        master = r"[^\s/]+:\d{1,5}|etcd://\S+"
+        if self.kind == "mooncake" and not re.fullmatch(master, self.mooncake_master):
+            return (
+                "mooncake_master",
+                self.mooncake_master,
+                "write where Mooncake's master listens, as host:port",
+            )
         if self.kind == "s3" and not self.s3_bucket:
             return "s3_bucket", "", "name a bucket"
         if bool(self.s3_access_key_file) != bool(self.s3_secret_key_file):
@@ -357,11 +377,17 @@ class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 268_435_456
 
 
-def wrong(protection: Protection, events: Events, pool: Pool) -> Iterator[tuple[str, str, str]]:
+def wrong(
+    protection: Protection, cluster: Cluster, events: Events, pool: Pool
+) -> Iterator[tuple[str, str, str]]:
     """Yield the keys, values and fixes of what cannot work in tables that check themselves."""
     for key, tenant in protection.misnamed():
         fix = "name tenants by eight hexadecimal digits, or -; never write a salt down"
         yield f"protection.{key}", tenant, fix
-    for table, found in (("events", events.wrong()), ("pool", pool.wrong())):
+    for table, found in (
+        ("cluster", cluster.wrong()),
+        ("events", events.wrong()),
+        ("pool", pool.wrong()),
+    ):
         if found is not None:
             yield f"{table}.{found[0]}", found[1], found[2]

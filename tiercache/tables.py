@@ -107,12 +107,16 @@ def _value(where: str, key: str, value: object, kind: object) -> object:
 def _unit(key: str) -> str:
     """A key that has a unit says it in its name; bytes per second are bytes here."""
     words = key.split("_")
-    return "bytes" if "bytes" in words else "s" if "s" in words else ""
+    if "bytes" in words:
+        return "bytes"
+    return "s" if "s" in words and "per" not in words else ""
 
 
 def _expected(kind: inspect.Type, unit: str) -> str:
     """Say in words what a value of this type may be."""
     match kind:
+        case inspect.Metadata(extra={"words": str(words)}):
+            return words
         case inspect.Metadata(type=inner):
             return _expected(inner, unit)
         case inspect.UnionType(types=types):
@@ -120,9 +124,9 @@ def _expected(kind: inspect.Type, unit: str) -> str:
         case inspect.LiteralType(values=values):
             return " or ".join(toml_text(value) for value in values)
         case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high):
-            words = {"bytes": 'a size such as "8GiB"', "s": "a number of seconds"}
+            units = {"bytes": 'a size such as "8GiB"', "s": "a number of seconds"}
             whole = isinstance(kind, inspect.IntType)
-            text = words.get(unit, "a whole number" if whole else "a number")
+            text = units.get(unit, "a whole number" if whole else "a number")
             for edge, bound in (("at least", low), ("at most", high)):
                 if bound is not None:
                     text += f", {edge} {_default(bound, unit)}"

@@ -67,7 +67,7 @@ class S3Pool:
     def __init__(self, settings: S3Settings) -> None:
         self.name = "s3"
         if not PREFIX.fullmatch(settings.prefix):
-            raise ConfigError(f"the prefix {settings.prefix!r} must be words with slashes between")
+            raise ConfigError(f"s3_prefix {settings.prefix!r} must be words with slashes between")
         self._prefix = settings.prefix
         self._obstore, self._bucket = _open(settings)
         self._secrets = [each for each in _secrets(settings) if each]
@@ -304,7 +304,7 @@ def _endpoint(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigError("the endpoint must be http:// or https://, a host, a port, and no more")
+        raise ConfigError("s3_endpoint must be http:// or https://, a host, a port, and no more")
     return url
 
 
