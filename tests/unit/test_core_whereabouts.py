@@ -247,6 +247,15 @@ def test_other_nodes_are_known_by_what_they_told(nodes: Nodes) -> None:
     assert [place.node for place in where(here).places] == ["", "b"]
 
 
+def test_what_is_in_memory_here_need_not_come_from_another_node(nodes: Nodes) -> None:
+    here, b = of(nodes, "a"), of(nodes, "b")
+    saved(here, 4, 8)
+    saved(b, 4, 8)
+    nodes.gossip("b")
+    assert where(here).places[1] == Place("b", 8, "peer", AT_8, 0, 0.0, -1, "well")
+    assert where(here, limit=4).places[1].absent_bytes == 0
+
+
 def test_how_fast_another_node_gives_is_measured(nodes: Nodes) -> None:
     here, b = of(nodes, "a"), of(nodes, "b")
     saved(b, 4, 8)

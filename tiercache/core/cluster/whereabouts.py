@@ -59,7 +59,7 @@ class Whereabouts:
         reason = "" if here.boundary else _why_not(route, asker)
         whole = route.whole(asker) if route is not None else 0
         there = [
-            self._there(peer, count * step, (shelf, layout, whole), now)
+            self._there(peer, count * step, (shelf, layout, whole, here), now)
             for peer, count in self._peers.depths(digest, asked.digests[: limit // step])
         ]
         there.sort(key=lambda place: (-place.boundary, place.node))
@@ -116,11 +116,12 @@ class Whereabouts:
         self,
         peer: Peer,
         boundary: int,
-        own: tuple[Shelf | None, Layout | None, int],
+        own: tuple[Shelf | None, Layout | None, int, Place],
         now: float,
     ) -> Place:
-        """`own`: the shelf and layout here, and how many tokens are held here without a gap."""
-        shelf, layout, whole = own
+        """`own`: the shelf and layout here, how many tokens are held here without a gap, and what could
+        be resumed here."""
+        shelf, layout, whole, here = own
         nbytes = absent = UNKNOWN
         if layout is not None:
             total = prefix_bytes(layout, boundary)
@@ -130,14 +131,16 @@ class Whereabouts:
                 if part.window is None
             )
             nbytes, absent = min(total, BYTES_MAX), min(total - held, BYTES_MAX)
-        known = absent >= 0 and peer.pace.is_known
+            if boundary == here.boundary:
+                absent = here.absent_bytes
+        known = absent > 0 and peer.pace.is_known
         return Place(
             peer.name,
             boundary,
             "pool" if peer is self._peers.pool else "peer",
             nbytes,
             absent,
-            peer.pace.seconds(absent) if known else UNKNOWN,
+            peer.pace.seconds(absent) if known else 0.0 if absent == 0 else UNKNOWN,
             _compute_s(shelf, boundary) if shelf is not None else UNKNOWN,
             peer.breaker.health(now),
         )
