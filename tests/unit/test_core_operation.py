@@ -121,6 +121,11 @@ def test_objects_are_selected_by_the_start_of_their_key(rig: Rig, client: Client
             prefix = row.key[:end]
             expected = [each.key for each in rows if each.key.startswith(prefix)]
             assert [each.key for each in page(rig, prefix=prefix).rows] == expected
+    for digest in [shelf.hex() for shelf in rig.machine._books.catalog.shelves]:
+        expected = [each.key for each in rows if each.key.startswith(digest[:12])]
+        for longer in (digest[:13], digest):  # A key's text has its first 12 digits only.
+            assert [each.key for each in page(rig, prefix=longer).rows] == expected
+        assert page(rig, prefix=f"{digest[:-1]}{'10'[digest[-1] == '1']}").rows == []
     name = rows[0].key[:12]
     for wrong in (f"{name}/xyz", f"{name}/ 12", f"{name.upper()}/", f"{name[:5]}/", "/", "//"):
         assert page(rig, prefix=wrong).rows == []

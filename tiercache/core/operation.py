@@ -20,7 +20,10 @@ WHOLE_DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
 
 class Selector:
-    """Matches objects by the start of their key's text, without writing out every key."""
+    """Matches objects by the start of their key's text, without writing out every key.
+
+    A namespace's digest may be longer there than a key's text has it, when nothing follows it.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -37,8 +40,10 @@ class Selector:
         shelf = item.entry.shelf
         found = self._of_shelf.get(shelf)
         if found is None:
-            name = shelf.digest.hex()[:KEY_NAMESPACE_CHARS]
-            found = name == self._namespace if self._beyond else name.startswith(self._namespace)
+            name = shelf.digest.hex()
+            found = name.startswith(self._namespace)
+            if self._beyond:
+                found = name[:KEY_NAMESPACE_CHARS] == self._namespace
             self._of_shelf[shelf] = found
         if not (found and self._beyond):
             return found
