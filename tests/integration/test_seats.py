@@ -10,10 +10,9 @@ from itertools import count
 
 import pytest
 
-from tiercache.client import Blob, Client, Options, Plan, Scope, Wanted
+from tiercache.client import Blob, Client, Options, Plan, Scope, Seat, Wanted
 from tiercache.device.kinds import Heads, latent, recurrent
 from tiercache.state import Chain, Layout, Namespace
-from tiercache.state.seats import Seat
 from tiercache.testing.etcd import EtcdServer
 from tiercache.testing.nodes import Launcher, eventually
 from tiercache.testing.towns import ANSWER_S, BACK_S, DEADLINE_S, SLACK_S, Town

@@ -24,7 +24,9 @@ def advise(socket: Socket = "", deadline: Deadline = 5.0, json: Json = False) ->
     typer.echo(f"Order of eviction: {policy or 'unknown'}. Host memory: {size(capacity)}.")
     same = curve.get(SAME, 0.0)
     if not any(curve.values()):
-        typer.echo("Nothing is known yet: no request was planned, or the policy is plain `lru`.")
+        typer.echo(
+            "Nothing is known yet: too few conversations came back, or the policy is plain `lru`."
+        )
         return
     typer.echo(f"Of all prefill, {same:.1%} is saved (estimated on a sample).")
     for factor, saved in sorted(curve.items(), key=lambda pair: float(pair[0])):

@@ -29,6 +29,7 @@ from tiercache.client.values import (
     Wanted,
 )
 from tiercache.state import Hint
+from tiercache.state.seats import Seat
 from tiercache.wire.messages import Capture
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Pushed",
     "Saved",
     "Scope",
+    "Seat",
     "Survey",
     "Wanted",
     "copy_into",
