@@ -188,11 +188,8 @@ class Pointwise(Generic[T]):
         if point is None:
             return
         if self._offered is not None and self._offered[0] is item:
-            self._offered = (
-                None  # It was spared, as if it had been used: it stays as long once more.
-            )
-            canopy = self._canopy
-            canopy.set_aside(point, max(ASIDE_VISITS, canopy.clock.tick - point.used))
+            self._offered = None  # It was spared, as if it had been used: as long once more.
+            self._canopy.set_aside(point, max(ASIDE_VISITS, self._canopy.clock.tick - point.used))
         elif point in self._canopy.aside:
             self._canopy.bring_back(point)
 
