@@ -130,7 +130,7 @@ class TestEtcdAway:
             held = a.registry.held_until
             server.start()
             assert await b.registry.flush("ns") > flush
-            await a.until(lambda view: view.flushes["ns"] > flush)
+            await a.until(lambda view: view.flushes.get("ns", 0) > flush)
             await b.until(lambda view: set(view.members) == {"a", "b"})
             await b.until(lambda view: view.dropped.get("a") == {"ns": flush})
             assert a.registry.held_until >= held
