@@ -12,8 +12,8 @@ from tiercache.testing.sim import HistoryError
 from tiercache.testing.sim.fleet import run_fleet
 
 STEPS = 400
-SEEDS = 120
-CHUNK = 40
+SEEDS = 60
+CHUNK = 30
 ENOUGH = 50
 """So many histories find each mistake below."""
 

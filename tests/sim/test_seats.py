@@ -20,7 +20,7 @@ from tiercache.state.seats import Seat
 from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.sim.rig import Client, Rig, evict, hybrid, part
 
-SEEDS = 150
+SEEDS = 80
 STEPS = 80
 RANKS = 4
 BLOCK = 4
