@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from tiercache.client import Blob, Client, Options, Plan, Scope, Seat, Wanted
+from tiercache.client import Blob, Client, Options, Plan, RanksOf, Scope, Wanted
 from tiercache.device.kinds import Heads, latent, recurrent
 from tiercache.state import Chain, Layout, Namespace
 from tiercache.testing.etcd import EtcdServer
@@ -29,7 +29,7 @@ LAYOUT = Layout(
     (latent(LAYERS, 12, 4, BLOCK, "bfloat16"), recurrent(Heads(LAYERS, 8, 4, 6))), BLOCK
 )
 NAMESPACE = Namespace.of(LAYOUT, model="seats", weights="w", tokenizer="t")
-SEATS = Scope(all_ranks=True, seats=(Seat("", 0, 1), Seat("b", 1, 2)))
+SEATS = Scope(all_ranks=True, seats=(RanksOf("", 0, 1), RanksOf("b", 1, 2)))
 _requests = count(1)
 
 
@@ -149,7 +149,7 @@ def test_an_engine_that_says_that_all_its_ranks_sit_here_asks_nobody(
     save(ranks[0], 0, 1, DEEP)
     with Client.attach(town.nodes["a"].socket, NAMESPACE, LAYOUT, options=options) as second:
         save(second, 1, 1, DEEP)
-        scope = Scope(all_ranks=True, seats=(Seat("", 0, RANKS),))
+        scope = Scope(all_ranks=True, seats=(RanksOf("", 0, RANKS),))
         assert ranks[0].plan("r", chain(1), scope=scope).boundary == DEEP
 
 

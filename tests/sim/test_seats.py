@@ -16,7 +16,7 @@ from tiercache.core.cluster.agreeing import Agreeing
 from tiercache.core.route import Route
 from tiercache.errors import Fault
 from tiercache.state import Kind, Layout
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.sim.rig import Client, Rig, evict, hybrid, part
 
@@ -60,7 +60,7 @@ class History:
         ]
         self.head = self.ranks[0]
         self.head.all_ranks = True
-        self.head.seats = [Seat("", 0, 2), Seat("b", 2, 4)]
+        self.head.seats = [RanksOf("", 0, 2), RanksOf("b", 2, 4)]
         self.plans: dict[int, Asked] = {}
         self.questions: list[ccm.Agree] = []
         self.answers: list[cev.AgreeEnded] = []

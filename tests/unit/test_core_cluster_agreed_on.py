@@ -16,7 +16,7 @@ from tiercache.errors import Fault
 from tiercache.runtime.cluster import messages as said
 from tiercache.state import Kind, Layout
 from tiercache.state.care import Care, Hint
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.asking import plan, planned
 from tiercache.testing.sim.pair import ANSWER_S, Nodes, clustered
 from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, part, saved
@@ -45,7 +45,7 @@ def of_blocks(pages: int = 64) -> tuple[Nodes, list[Client]]:
         Client(nodes.rigs[name], kv_only(), ranks=2, rank=rank).attach()
         for rank, name in enumerate("ab")
     ]
-    ranks[0].all_ranks, ranks[0].seats = True, [Seat("", 0, 1), Seat("b", 1, 2)]
+    ranks[0].all_ranks, ranks[0].seats = True, [RanksOf("", 0, 1), RanksOf("b", 1, 2)]
     return nodes, ranks
 
 
@@ -82,7 +82,7 @@ def test_all_seats_on_one_node_ask_nobody() -> None:
     second = Client(head.rig, hybrid(4), ranks=2, rank=1).attach()
     for rank in (head, second):
         saved(rank, 16)
-    head.all_ranks, head.seats = True, [Seat("", 0, 2)]
+    head.all_ranks, head.seats = True, [RanksOf("", 0, 2)]
     assert head.plan("r", head.chain(TOKENS)).boundary == 16
     assert head.rig.take(ccm.Agree) == []
 
@@ -121,9 +121,11 @@ def test_a_shorter_prompt_of_a_rank_goes_by_the_same_agreement(engine: Engine) -
 
 
 @pytest.mark.parametrize(
-    "seats", [[Seat("", 0, 2), Seat("c", 2, 4)], [Seat("", 0, 1), Seat("b", 1, 4)]], ids=str
+    "seats",
+    [[RanksOf("", 0, 2), RanksOf("c", 2, 4)], [RanksOf("", 0, 1), RanksOf("b", 1, 4)]],
+    ids=str,
 )
-def test_other_seats_are_asked_anew(engine: Engine, seats: list[Seat]) -> None:
+def test_other_seats_are_asked_anew(engine: Engine, seats: list[RanksOf]) -> None:
     """Node b has no shard of rank 1, and nobody has seen node c."""
     assert engine.plan().boundary == 16
     engine.head.seats = seats
@@ -133,8 +135,8 @@ def test_other_seats_are_asked_anew(engine: Engine, seats: list[Seat]) -> None:
     assert planned(engine.head, asked).boundary == 0
 
 
-@pytest.mark.parametrize("seats", [[], [Seat("", 0, 4)]], ids=str)
-def test_without_other_nodes_all_ranks_must_be_here(engine: Engine, seats: list[Seat]) -> None:
+@pytest.mark.parametrize("seats", [[], [RanksOf("", 0, 4)]], ids=str)
+def test_without_other_nodes_all_ranks_must_be_here(engine: Engine, seats: list[RanksOf]) -> None:
     assert engine.plan().boundary == 16
     engine.head.seats = seats
     assert engine.head.plan("r", engine.head.chain(TOKENS)).boundary == 0
@@ -332,7 +334,7 @@ def test_one_request_is_one_visit_elsewhere(
     for _ in range(2):
         assert engine.nodes.assent("a", question) == [16]
     for rank in engine.ranks[2:]:
-        rank.seats = [Seat("a", 0, 2), Seat("", 2, 4)]
+        rank.seats = [RanksOf("a", 0, 2), RanksOf("", 2, 4)]
         assert rank.plan("r", rank.chain(TOKENS[:16]), limit=16).boundary == 16
     assert visits.boundaries == [16]
 
@@ -367,7 +369,7 @@ def test_what_was_agreed_on_is_not_judged_again_by_the_ranks(engine: Engine) -> 
     """The first rank elsewhere to ask gets what was promised, as slow as it may have become."""
     on_a_slow_disk(engine, 1e6)
     rank = engine.ranks[2]
-    rank.seats = [Seat("a", 0, 2), Seat("", 2, 4)]
+    rank.seats = [RanksOf("a", 0, 2), RanksOf("", 2, 4)]
     assert rank.plan("third", rank.chain(TOKENS[:16]), limit=16).boundary == 16
 
 

@@ -10,7 +10,7 @@ from tiercache.core.cluster import events as cev
 from tiercache.core.cluster.agreeing import ENDS_MAX
 from tiercache.errors import Fault
 from tiercache.state.care import Care
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.asking import plan, planned
 from tiercache.testing.sim.pair import ANSWER_S, Nodes, clustered
 from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved, spans
@@ -178,7 +178,7 @@ def test_all_of_three_nodes_must_agree() -> None:
         for rank, place in enumerate(places)
     ]
     head = ranks[0]
-    head.all_ranks, head.seats = True, [Seat("c", 3, 4), Seat("", 0, 2), Seat("b", 2, 3)]
+    head.all_ranks, head.seats = True, [RanksOf("c", 3, 4), RanksOf("", 0, 2), RanksOf("b", 2, 3)]
     for rank in ranks:
         saved(rank, 8)
     saved(ranks[3], 16)
@@ -233,7 +233,7 @@ def test_a_node_that_fails_is_a_miss_and_left_alone_after_three(engine: Engine) 
 
 def test_a_node_that_is_not_there_is_a_miss(engine: Engine) -> None:
     engine.save(16)
-    engine.head.seats = [Seat("", 0, 2), Seat("nobody", 2, 4)]
+    engine.head.seats = [RanksOf("", 0, 2), RanksOf("nobody", 2, 4)]
     assert engine.head.plan("r", engine.head.chain(TOKENS)).reason == "elsewhere"
 
 
@@ -248,7 +248,7 @@ def test_boundaries_that_were_not_asked_about_do_not_count(engine: Engine) -> No
 def test_no_more_questions_than_there_is_room_for() -> None:
     nodes = Nodes(a=Rig(clustered(pulls_max=1)), b=Rig(clustered()))
     head = Client(nodes.rigs["a"], hybrid(4), ranks=2).attach()
-    head.all_ranks, head.seats = True, [Seat("", 0, 1), Seat("b", 1, 2)]
+    head.all_ranks, head.seats = True, [RanksOf("", 0, 1), RanksOf("b", 1, 2)]
     saved(head, 8)
     plan(head, "first")
     assert head.plan("second", head.chain(TOKENS)).reason == "elsewhere"
@@ -320,7 +320,7 @@ def test_a_question_that_makes_no_sense_has_the_answer_nothing(
 def test_a_shelf_that_nobody_attached_to_has_nothing() -> None:
     nodes = Nodes(a=Rig(clustered()), b=Rig(clustered()))
     head = Client(nodes.rigs["a"], hybrid(4), ranks=2).attach()
-    head.all_ranks, head.seats = True, [Seat("", 0, 1), Seat("b", 1, 2)]
+    head.all_ranks, head.seats = True, [RanksOf("", 0, 1), RanksOf("b", 1, 2)]
     saved(head, 8)
     asked = plan(head)
     assert nodes.agree("a") == [[]]
@@ -367,6 +367,6 @@ def on_disk(engine: Engine) -> None:
 
 
 def test_seats_that_make_no_sense_are_refused(engine: Engine) -> None:
-    engine.head.seats = [Seat("", 0, 2)]
+    engine.head.seats = [RanksOf("", 0, 2)]
     asked = engine.head.planning("r", engine.head.chain(TOKENS))
     assert engine.head.rig.ask(asked, cm.Refused).kind == "invalid"

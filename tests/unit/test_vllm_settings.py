@@ -3,7 +3,7 @@
 import pytest
 
 from tiercache.errors import ConfigError
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache_vllm.settings import settings_of, tagged
 
 
@@ -41,8 +41,8 @@ def test_what_is_wrong_is_said_in_a_sentence(table: dict[str, object], said: str
 
 def test_seats_as_each_rank_sees_them() -> None:
     settings = settings_of({"socket": "/s", "seats": {"a": [0, 2], "b": [2, 4]}})
-    assert settings.seats_of(4, 1) == (Seat("", 0, 2), Seat("b", 2, 4))
-    assert settings.seats_of(4, 2) == (Seat("a", 0, 2), Seat("", 2, 4))
+    assert settings.seats_of(4, 1) == (RanksOf("", 0, 2), RanksOf("b", 2, 4))
+    assert settings.seats_of(4, 2) == (RanksOf("a", 0, 2), RanksOf("", 2, 4))
     with pytest.raises(ConfigError, match="the seats are of 4 ranks; there are 8"):
         settings.seats_of(8, 0)
     assert settings_of({"socket": "/s"}).seats_of(8, 3) == ()

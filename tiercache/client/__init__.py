@@ -29,7 +29,7 @@ from tiercache.client.values import (
     Wanted,
 )
 from tiercache.state import Hint
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.wire.messages import Capture
 
 __all__ = [
@@ -47,9 +47,9 @@ __all__ = [
     "Places",
     "Plan",
     "Pushed",
+    "RanksOf",
     "Saved",
     "Scope",
-    "Seat",
     "Survey",
     "Wanted",
     "copy_into",

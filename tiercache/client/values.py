@@ -6,7 +6,7 @@ from math import ceil
 
 from tiercache.state import NATIVE, Care, Hint, Shard
 from tiercache.state.care import TTL_MS_MAX
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.wire.messages import Capture
 
 
@@ -68,7 +68,7 @@ class Scope:
     all_ranks: bool = False
     reshard: bool = False
     source: str = ""
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[RanksOf, ...] = ()
     ttl_s: float = 0.0
     priority: int = 0
     hint: Hint = Hint.NONE

@@ -7,7 +7,7 @@ from tiercache.core.cluster.events import ClusterEvent, PoolFlushed
 from tiercache.errors import Fault
 from tiercache.state import Care, Extent, Label, Layout, Namespace, Record, Shard
 from tiercache.state.care import NO_CARE
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class PlanAsked(_Event, frozen=True):
     ends: list[Tail] = []
     care: Care = NO_CARE
     source: str = ""
-    seats: list[Seat] = []
+    seats: list[RanksOf] = []
 
 
 class PushAsked(_Event, frozen=True):

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from tiercache.core.catalog import Entry, Item, Shelf
 from tiercache.core.events import PlanAsked, Tail
 from tiercache.state import Layout, Part, Shard, resolve, resumable
-from tiercache.state.seats import Seat, here
+from tiercache.state.seats import RanksOf, here
 
 
 class Ranked(Protocol):
@@ -31,7 +31,7 @@ class Terms(NamedTuple):
 
     prompt: bytes
     limit: int
-    seats: tuple[Seat, ...]
+    seats: tuple[RanksOf, ...]
     codecs: tuple[str, ...]
     reshard: bool
 

@@ -7,7 +7,7 @@ import msgspec
 SEATS_MAX = 64
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class RanksOf(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The ranks from `first` up to before `stop` keep their shards on `node`; "": on this one."""
 
     node: str
@@ -20,7 +20,7 @@ class Seat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return range(self.first, self.stop)
 
 
-def why_not(seats: Sequence[Seat], ranks: int, rank: int) -> str:
+def why_not(seats: Sequence[RanksOf], ranks: int, rank: int) -> str:
     """Return what is wrong with the seats of an engine of `ranks` ranks, as `rank` says them; "" when
     nothing is. No seats at all: everybody sits on this node."""
     if not seats:
@@ -41,6 +41,6 @@ def why_not(seats: Sequence[Seat], ranks: int, rank: int) -> str:
     return ""
 
 
-def here(seats: Sequence[Seat]) -> tuple[int, int]:
+def here(seats: Sequence[RanksOf]) -> tuple[int, int]:
     """Return the ranks of this node, from the first up to before the last; (0, 0): all of them."""
     return next(((seat.first, seat.stop) for seat in seats if seat.node == ""), (0, 0))

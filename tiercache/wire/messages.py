@@ -9,7 +9,7 @@ import msgspec
 
 from tiercache.state import Care, Layout, Namespace, Piece
 from tiercache.state.care import NO_CARE
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.wire import clustering, guarding, sharing, surveying
 
 PROTOCOL = 1
@@ -134,7 +134,7 @@ class Plan(_Message, frozen=True, tag="plan"):
     ends: list[Tail] = []
     care: Care = NO_CARE
     source: str = ""
-    seats: list[Seat] = []
+    seats: list[RanksOf] = []
 
 
 class Load(_Message, frozen=True, tag="load"):

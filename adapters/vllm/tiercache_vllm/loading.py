@@ -12,7 +12,7 @@ from tiercache.client import Blob, Capture, Client, Holding, Options, Plan, Scop
 from tiercache.device.gathering import gather
 from tiercache.errors import LayoutError
 from tiercache.state import GivenChain, Shard
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache_vllm.geometry import Geometry
 from tiercache_vllm.hot import HotStates
 from tiercache_vllm.pages import STAGED_BYTES, PartBlocks
@@ -85,7 +85,7 @@ class Loading:
         shards: Sequence[Shard],
         options: Options,
         hot: tuple[int, HotStates] | None,
-        seats: Sequence[Seat] = (),
+        seats: Sequence[RanksOf] = (),
     ) -> None:
         self.turnstile = Turnstile()
         self._layout = geometry.layout

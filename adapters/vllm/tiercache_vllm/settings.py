@@ -7,7 +7,7 @@ import msgspec
 
 from tiercache.errors import ConfigError
 from tiercache.state import Namespace
-from tiercache.state.seats import Seat, why_not
+from tiercache.state.seats import RanksOf, why_not
 from tiercache_vllm.handover import NODE_NAME
 
 SOURCE_WAIT_S_MAX = 60.0
@@ -60,10 +60,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writes: bool = True
     seats: dict[str, tuple[int, int]] = {}
 
-    def seats_of(self, ranks: int, rank: int) -> tuple[Seat, ...]:
+    def seats_of(self, ranks: int, rank: int) -> tuple[RanksOf, ...]:
         """Return where the ranks sit, as this one sees it. Raises ConfigError."""
         seats = tuple(
-            Seat("" if first <= rank < stop else node, first, stop)
+            RanksOf("" if first <= rank < stop else node, first, stop)
             for node, (first, stop) in self.seats.items()
         )
         if problem := why_not(seats, ranks, rank):

@@ -17,7 +17,7 @@ from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.walking import storable
 from tiercache.core.events import PlanAsked
 from tiercache.core.route import Route, terms_of
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 
 ENDS_MAX: Final = 1024
 """Boundaries that are asked about."""
@@ -87,12 +87,14 @@ class Agreeing:
             self._send(session, held, route, peer, seat)
         return not held.over
 
-    def _ready(self, seats: Iterable[Seat], now: float) -> list[tuple[Peer, Seat]]:
+    def _ready(self, seats: Iterable[RanksOf], now: float) -> list[tuple[Peer, RanksOf]]:
         """Return the nodes of these seats that are there, and do well."""
         found = ((self._peers.get(seat.node), seat) for seat in seats)
         return [(peer, seat) for peer, seat in found if peer and peer.breaker.may_ask(now)]
 
-    def _send(self, session: Session, held: _Round, route: Route, peer: Peer, seat: Seat) -> None:
+    def _send(
+        self, session: Session, held: _Round, route: Route, peer: Peer, seat: RanksOf
+    ) -> None:
         books, asked = self._books, held.asked
         whole = len(asked.digests) * route.layout.block_tokens
         job = books.next_job()

@@ -16,7 +16,7 @@ from tiercache.core.route import Route
 from tiercache.core.worth import Worth
 from tiercache.core.writeback import WriteBack
 from tiercache.state import Layout
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 
 KEPT_MAX: Final = 8
 """Boundaries whose states are kept for a while, the deepest ones: others may not have the first."""
@@ -131,7 +131,7 @@ def _plan(asked: AgreeAsked) -> PlanAsked:
         all_ranks=True,
         reshard=asked.reshard,
         care=asked.care,
-        seats=[Seat("", asked.first, asked.stop)],
+        seats=[RanksOf("", asked.first, asked.stop)],
     )
 
 

@@ -14,7 +14,7 @@ from tiercache.core.limits import Limits, Retaining
 from tiercache.core.machine import Machine
 from tiercache.errors import Fault
 from tiercache.state import NATIVE, Chain, Kind, Layout, Namespace, Part, Piece, Tensor
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.watch import REQUESTS
 
 PAGE = 4096
@@ -166,7 +166,7 @@ class Client:
         self.salt = ""
         self.all_ranks = False
         self.reshard = False
-        self.seats: list[Seat] = []
+        self.seats: list[RanksOf] = []
         self.planned: dict[str, tuple[int, bytes]] = {}
 
     def attach(self) -> "Client":

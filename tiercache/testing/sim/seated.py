@@ -5,13 +5,13 @@ from typing import NamedTuple
 import msgspec
 
 from tiercache.core import commands as cm
-from tiercache.state.seats import Seat
+from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.asking import plan, planned
 from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.sim.rig import Client, Rig, hybrid, saved
 
 RANKS = 4
-SEATS = [Seat("", 0, 2), Seat("b", 2, 4)]
+SEATS = [RanksOf("", 0, 2), RanksOf("b", 2, 4)]
 
 
 class Engine(NamedTuple):
