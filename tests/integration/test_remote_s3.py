@@ -237,3 +237,57 @@ def test_a_prefix_is_checked() -> None:
     for prefix in ("/", "a//b", "../a", "a/", "a b", "a\n"):
         with pytest.raises(ConfigError, match="prefix"):
             S3Pool(S3Settings(BUCKET, "http://127.0.0.1:1", prefix=prefix))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 5000])
+def test_what_is_no_object_has_no_name_for_ever(server: S3Server, size: int) -> None:
+    """Something else lies under the name, of any size, none too: it is seen, and makes room."""
+    import obstore
+
+    settings = S3Settings(BUCKET, server.url, access_key=ACCESS, secret_key=HIDDEN)
+    pool = S3Pool(settings)
+    store, put = SealedStore(pool, Realm("test", SECRET)), put_of(20 + size)
+    key = put.record.key
+    obstore.put(pool._bucket, pool._path(store._name(key)), bytes(size))
+    assert brief(store.describe([key], WITHIN_S)) == ["damaged"]
+    assert brief(store.get([get_of(put)], WITHIN_S)) == ["damaged"]
+    assert store.put([put], WITHIN_S) == [put.record]
+    assert store.get([get_of(put)], WITHIN_S) == [put.record]
+    store.close(WITHIN_S)
+
+
+def test_where_there_is_no_bucket_nothing_is_merely_missing(server: S3Server) -> None:
+    settings = S3Settings("nowhere", server.url, access_key=ACCESS, secret_key=HIDDEN)
+    store, put = SealedStore(S3Pool(settings), Realm("test", SECRET)), put_of(1)
+    told = [*store.describe([put.record.key], WITHIN_S), *store.get([get_of(put)], WITHIN_S)]
+    assert [str(each) for each in told] == ["io: there is no such bucket"] * 2
+    store.close(WITHIN_S)
+
+
+def test_a_call_that_raises_touches_no_memory_afterwards(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of its objects makes the library raise at once, another one is still on its way."""
+    pool = node.store._pool
+    assert isinstance(pool, S3Pool)
+    get_async, other = pool._obstore.get_async, put_of(2)
+    broken = pool._path(node.store._name(other.record.key))
+
+    def get(bucket: object, path: str) -> object:
+        if path == broken:
+            raise RuntimeError("something native")
+        return get_async(bucket, path)
+
+    def slow(answer: bytes) -> bytes:
+        threading.Event().wait(0.3)
+        return answer
+
+    monkeypatch.setattr(pool._obstore, "get_async", get)
+    node.gate.change = slow
+    late = get_of(node.put)
+    with pytest.raises(RuntimeError, match="native"):
+        node.store.get([late, get_of(other)], WITHIN_S)
+    before = bytes(late.target)
+    node.gate.change = None
+    assert brief(node.store.describe([node.put.record.key], WITHIN_S)) == ["whole"]
+    assert bytes(late.target) == before

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 from tiercache.errors import ConfigError, Fault, StorageFault
@@ -32,6 +32,8 @@ REMOVED_TOGETHER_MAX = 1000
 
 PREFIX = re.compile(r"([A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*)?")
 STATUS = re.compile(r"status code: (\d{3})")
+NO_BUCKET = "<Code>NoSuchBucket</Code>"
+NO_SUCH_RANGE = "416"
 
 _Answer = TypeVar("_Answer")
 
@@ -141,7 +143,9 @@ class S3Pool:
                 return fault
 
         async def every() -> list[bool | StorageFault]:
-            return await asyncio.gather(*(one(thing) for thing in things))
+            # All of them, whatever one raises: who is told that the call ended gives the memory away.
+            ended = await asyncio.gather(*map(one, things), return_exceptions=True)
+            return [_or_raised(each) for each in ended]
 
         if within_s <= 0:
             return [no_time()] * len(things)
@@ -214,8 +218,8 @@ class S3Pool:
     async def _get(self, blob: Blob) -> bool | StorageFault:
         try:
             answer = await self._obstore.get_async(self._bucket, self._path(blob.name))
-        except FileNotFoundError:
-            return False
+        except FileNotFoundError as error:
+            return _missed(error)
         size = len(blob.header) + len(blob.body)
         if answer.meta["size"] != size:
             return other_size(blob.name)
@@ -229,13 +233,20 @@ class S3Pool:
         return True if at == size else other_size(blob.name)
 
     async def _head(self, blob: Blob) -> bool | StorageFault:
+        from obstore.exceptions import BaseError
+
         nbytes = len(blob.header)
         try:
             chunk = await self._obstore.get_range_async(
                 self._bucket, self._path(blob.name), start=0, end=nbytes
             )
-        except FileNotFoundError:
-            return False
+        except FileNotFoundError as error:
+            return _missed(error)
+        except BaseError as error:
+            status = STATUS.search(str(error))
+            if status and status[1] == NO_SUCH_RANGE:
+                return other_size(blob.name)  # It is empty: no byte of it can be asked for.
+            raise
         if len(chunk) != nbytes:
             return other_size(blob.name)
         blob.header[:] = memoryview(chunk)
@@ -276,6 +287,25 @@ class S3Pool:
 
 
 _Thing = TypeVar("_Thing", Blob, Name)
+
+
+_Ended: TypeAlias = bool | StorageFault | BaseException
+
+
+def _or_raised(ended: _Ended) -> bool | StorageFault:
+    if isinstance(ended, bool | StorageFault):
+        return ended
+    raise ended
+
+
+def _missed(error: FileNotFoundError) -> bool:
+    """Return False, for an object that is not there; raises StorageFault where there is no bucket either.
+
+    Else a mistake in the settings would look like a pool that is empty. The answer to a HEAD does not say.
+    """
+    if NO_BUCKET in str(error):
+        raise StorageFault(Fault.IO, "there is no such bucket")
+    return False
 
 
 def _scatter(blob: Blob, at: int, piece: memoryview) -> None:
