@@ -5,7 +5,8 @@ import hmac
 import random
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from tiercache.state import Record
 from tiercache.testing.objects import content, faults, record_of
 from tiercache.testing.store_objects import brief, flipped, get_of, put_of
 from tiercache.testing.stores import History
+from tiercache.tiers import remote_store
 from tiercache.tiers.remote import Blob, Late
 from tiercache.tiers.remote_memory import MemoryPool
 from tiercache.tiers.remote_mooncake import below
@@ -286,3 +288,44 @@ def test_only_so_many_calls_wait() -> None:
     first.join(20.0)
     assert ["too many" in error.detail for error in errors] == [False, True, True]
     workers.close()
+
+
+def test_a_batch_that_raises_waits_for_what_was_late_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who hears of an error gives the memory away: the pool must have let go of it."""
+    settled, raised = threading.Event(), threading.Event()
+
+    class Torn(MemoryPool):
+        calls = 0
+
+        def _late(self, blobs: Sequence[Blob]) -> list[bool | StorageFault]:
+            self.calls += 1
+            if self.calls % 2:
+                return [Late("it takes its time", settled)] * len(blobs)
+            raised.set()
+            raise RuntimeError("something native")
+
+        def get(self, blobs: Sequence[Blob], within_s: float) -> list[bool | StorageFault]:
+            return self._late(blobs)
+
+        def put(self, blobs: Sequence[Blob], within_s: float) -> list[bool | StorageFault]:
+            return self._late(blobs)
+
+    monkeypatch.setattr(remote_store, "RUN_OBJECTS_MAX", 1)
+    store = SealedStore(Torn(), REALM)
+    calls: list[Callable[[], object]] = [
+        lambda: store.get([get_of(put_of(1)), get_of(put_of(2))], 1.0),
+        lambda: store.put([put_of(1), put_of(2)], 1.0),
+    ]
+    for call in calls:
+        settled.clear()
+        raised.clear()
+        with ThreadPoolExecutor(1) as threads:
+            ended = threads.submit(call)
+            assert raised.wait(20)
+            with pytest.raises(TimeoutError):
+                ended.result(0.05)
+            settled.set()
+            with pytest.raises(RuntimeError, match="native"):
+                ended.result(20)

@@ -3,13 +3,14 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import xxhash
 
 from tiercache.errors import Fault, StorageFault
 from tiercache.state import Key, Record
-from tiercache.tiers.remote import Blob, Get, Had, Kept, Name, Pool, Put
+from tiercache.tiers.remote import Blob, Get, Had, Kept, Late, Name, Pool, Put
 from tiercache.tiers.remote_sealed import HEADER_BYTES, Realm, seal, unseal
 
 RUN_OBJECTS_MAX = 256
@@ -65,8 +66,9 @@ class SealedStore:
         kept: dict[Key, Kept] = {}
         chosen = [batch[at] for at in first.values()]
         for run in _runs(chosen, _record_key, _source_bytes):
-            for put, outcome in zip(run, self._put(run, until), strict=True):
-                kept[put.record.key] = outcome
+            with _letting_go(kept.values()):
+                for put, outcome in zip(run, self._put(run, until), strict=True):
+                    kept[put.record.key] = outcome
         return [kept[record.key] for record, _ in batch]
 
     def get(self, batch: Sequence[Get], within_s: float) -> list[Had]:
@@ -74,7 +76,8 @@ class SealedStore:
         until = self._clock() + within_s
         found: list[Had] = []
         for run in _runs(batch, _get_key, _target_bytes):
-            found += self._get(run, until)
+            with _letting_go(found):
+                found += self._get(run, until)
         return found
 
     def describe(self, keys: Sequence[Key], within_s: float) -> list[Had]:
@@ -230,6 +233,19 @@ class SealedStore:
 
     def _left(self, until: float) -> float:
         return until - self._clock()
+
+
+@contextmanager
+def _letting_go(outcomes: Iterable[Had]) -> Iterator[None]:
+    """Raise nothing before the pool has let go of what it was late with: who hears of an error gives the
+    memory away, and does not hear of `Late`."""
+    try:
+        yield
+    except BaseException:
+        for outcome in outcomes:
+            if isinstance(outcome, Late):
+                outcome.settled.wait()
+        raise
 
 
 def _taken(record: Record) -> StorageFault:

@@ -4,7 +4,8 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tiercache.core.cluster import events as ev
@@ -22,6 +23,10 @@ CHECKED_TOGETHER = 4
 
 DOUBTED_MAX = 65_536
 
+LEFT_MAX = 4096
+"""Namespaces with something left from before a flush. What is left of more of them is left to the rules of
+the store."""
+
 
 class Followed:
     """One namespace in one epoch."""
@@ -37,17 +42,23 @@ class Followed:
 
 
 class Look(NamedTuple):
-    """What a look at one namespace found: its last flush, and the names; None after another flush."""
+    """What a look at one namespace found: its last flush, and the names; None after another flush.
+
+    `asked`: which of those announced here were looked for; `gone`: which of them are not there.
+    """
 
     flush: int
     names: set[int] | None
     version: int = 0
+    asked: Mapping[int, Sought] = MappingProxyType({})
+    gone: frozenset[int] = frozenset()
 
 
 class Following:
     """Reads what the pool says of itself, and tells the core what changed.
 
-    `look`, `mark` and `begin` block, and are one thread's; all else is the loop's.
+    `look`, `mark` and `begin` block, and are one thread's; all else is the loop's. Only the loop changes
+    what is known, but for the pages.
     """
 
     def __init__(
@@ -64,6 +75,12 @@ class Following:
         self._hear = hear
         self._followed: dict[bytes, Followed] = {}
         self._version = -1
+        self._left: dict[bytes, int] = {}  # Namespace -> flush: not all from before it is removed.
+
+    @property
+    def is_tidy(self) -> bool:
+        """Whether nothing is known to be left of what was flushed."""
+        return not self._left
 
     # --- on the loop
 
@@ -119,10 +136,17 @@ class Following:
                 found.doubted.popitem(last=False)
             self.tell(found)
 
-    def looked(self, found: Followed, names: set[int], version: int) -> None:
-        """This is what the pages say."""
-        if version != found.version or found.doubted:
-            found.read, found.version = names, version
+    def looked(self, namespace: bytes, found: Followed, look: Look) -> None:
+        """This is what a look has found; of nothing that is not followed any more."""
+        if look.names is None or self._followed.get(namespace) is not found:
+            return
+        for name, sought in look.asked.items():
+            if found.own.get(name) is sought:  # Else it was announced once more meanwhile.
+                del found.own[name]
+                if name not in look.gone:
+                    found.own[name] = sought  # The others come before it the next time.
+        if look.version != found.version or look.gone or found.doubted:
+            found.read, found.version = look.names, look.version
             self.tell(found)
 
     def tell(self, found: Followed) -> None:
@@ -154,34 +178,27 @@ class Following:
             self.mark(namespace, found.epoch, until - time.monotonic())
         pages = found.pages
         pages.read(until - time.monotonic())
-        own = set(pages.own)
-        unsaid = {name: sought for name, sought in list(found.own.items()) if name not in own}
-        doubted = {name: found.own[name] for name in list(found.doubted) if name in found.own}
-        looked = {**unsaid, **doubted, **self._some(found)}
+        said, own = set(pages.own), found.own.copy()  # The loop goes on meanwhile.
+        unsaid = {name: sought for name, sought in own.items() if name not in said}
+        doubted = {name: own[name] for name in list(found.doubted) if name in own}
+        some = dict(itertools.islice(own.items(), CHECKED_TOGETHER))
+        looked = {**unsaid, **doubted, **some}
+        gone: frozenset[int] = frozenset()
         if looked:
             there = Sets(self._store.at(namespace, found.epoch)).holds(
                 namespace, list(looked.values()), until - time.monotonic()
             )
             held = {name for name, is_there in zip(looked, there, strict=True) if is_there}
             left_s = until - time.monotonic()
-            fault = pages.change(held - own, looked.keys() - held, left_s)
+            gone = frozenset(looked.keys() - held)
+            fault = pages.change(held - said, gone, left_s)
             if fault is not None:
                 raise fault
-            for name in looked.keys() - held:
-                found.own.pop(name, None)
-        return Look(flush, pages.names, pages.version)
+        return Look(flush, pages.names, pages.version, looked, gone)
 
     def marked(self, namespace: bytes, within_s: float) -> int:
         """Return the last flush that the pool knows of; raises StorageFault."""
         return self._marks.last(namespace, within_s)
-
-    def _some(self, found: Followed) -> dict[int, Sought]:
-        """Return a few of those that this node announced, in turn: others may have found them lost."""
-        names = list(itertools.islice(found.own, CHECKED_TOGETHER))
-        some = {}
-        for name in names:
-            some[name] = found.own[name] = found.own.pop(name)
-        return some
 
     def mark(self, namespace: bytes, flush: int, within_s: float) -> None:
         """See to it that the pool knows of a flush, and let it forget what is from before; raises
@@ -198,4 +215,14 @@ class Following:
 
     def _forget(self, namespace: bytes, flush: int, within_s: float) -> None:
         """Space is given back as far as it goes: nobody finds what is from before in any case."""
-        self._store.flush(namespace, flush, within_s)
+        if self._store.flush(namespace, flush, within_s) is not None:
+            self._left[namespace] = flush
+            while len(self._left) > LEFT_MAX:
+                self._left.pop(next(iter(self._left)), None)
+
+    def tidy(self, within_s: float) -> None:
+        """Go on to give space back where that did not come to an end, in one namespace. In any thread,
+        and in one at a time."""
+        for namespace, flush in list(self._left.items())[:1]:
+            self._left.pop(namespace, None)
+            self._forget(namespace, flush, within_s)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from tiercache.core import events
@@ -28,8 +29,12 @@ from tiercache.tiers.remote_store import SealedStore
 
 _Answer = TypeVar("_Answer")
 
-ASKING, FETCHING, DEPOSITING, LOOKING = 2, 4, 1, 1
+ASKING, FETCHING, DEPOSITING, LOOKING, TIDYING = 2, 4, 1, 1, 1
 """Threads for each kind of call: what takes long delays its own kind only."""
+
+RETRACTING_MAX = 8
+"""Announcements that are being taken back, for so many questions at once. Who misses more of them lets them
+be: the next one tries again."""
 
 
 class Carries(Protocol):
@@ -65,11 +70,15 @@ class PoolService:
             "fetch": ThreadPoolExecutor(FETCHING, "pool-fetch"),
             "deposit": ThreadPoolExecutor(DEPOSITING, "pool-deposit"),
             "look": ThreadPoolExecutor(LOOKING, "pool-look"),
+            "tidy": ThreadPoolExecutor(TIDYING, "pool-tidy"),
         }
         self._store: SealedStore | None = None
         self._following: Following | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._seldom = Seldom()
+        self._retracting = 0
+        self._tidying: asyncio.Task[None] | None = None
+        self._first = b""  # Where the next round of looks begins.
         self.state = "opening"
         self.carries: Carries = _nobody
 
@@ -107,16 +116,23 @@ class PoolService:
     # --- what it is known to hold
 
     async def _refresh_all(self, following: Following) -> None:
-        served = self._node.machine.cluster.served()
+        served = list(self._node.machine.cluster.served())
         following.leave(set(served))
         failed: StorageFault | None = None
-        for namespace in served:
+        at = served.index(self._first) if self._first in served else 0
+        for namespace, after in pairwise([*served[at:], *served[:at], b""]):
             try:
                 await self._refresh(following, namespace)
             except StorageFault as fault:
                 failed = fault
-                if fault.fault is Fault.IO:  # The others would wait for as long.
+                if (
+                    fault.fault is Fault.IO
+                ):  # The others would wait for as long, and come first next.
+                    self._first = after
                     break
+        if not following.is_tidy and (self._tidying is None or self._tidying.done()):
+            assert self._tasks is not None
+            self._tidying = self._tasks.create_task(self._tidy(following))
         if failed is None:
             self.state = "ready"
             return
@@ -124,6 +140,10 @@ class PoolService:
         held = self._seldom.due("unreachable", time.monotonic())
         if held is not None:
             say(logging.WARNING, "pool unreachable", reason=str(failed), held_back=held)
+
+    async def _tidy(self, following: Following) -> None:
+        with contextlib.suppress(StorageFault):  # The next round tries again.
+            await self._in_thread("tidy", following.tidy, self._settings.transfer_s_max)
 
     async def _refresh(self, following: Following, namespace: bytes) -> None:
         within_s = self._settings.transfer_s_max
@@ -143,7 +163,7 @@ class PoolService:
             following.forget(namespace)
             self.carries({namespace.hex(): look.flush})
         elif self._node.machine.cluster.flush_of(namespace) == epoch:
-            following.looked(found, look.names, look.version)
+            following.looked(namespace, found, look)
 
     # --- what the core wants
 
@@ -185,12 +205,14 @@ class PoolService:
         names = [short(namespace, digest) for digest in digests]
         following.missed(namespace, command.flush, names)
         self._node.hear(ev.LocateEnded(command.job, found.boundary, found.records, None))
-        if found.missed:
+        if found.missed and self._retracting < RETRACTING_MAX:
             within_s = self._settings.transfer_s_max
+            self._retracting += 1
             with contextlib.suppress(StorageFault):  # The next one who misses it tries again.
                 await self._in_thread(
-                    "look", errands.retract, store, command, found.missed, within_s
+                    "tidy", errands.retract, store, command, found.missed, within_s
                 )
+            self._retracting -= 1
 
     async def _pull(self, store: SealedStore, following: Following, command: cm.Pull) -> None:
         until = time.monotonic() + self._settings.transfer_s_max
