@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import xxhash
+
 from tiercache.core.cluster import commands as cm
 from tiercache.errors import Fault, LayoutError, StorageFault
 from tiercache.state import Boundary, Layout, Record
@@ -105,8 +107,8 @@ def retract(store: SealedStore, asked: cm.Locate, missed: list[Sought], within_s
 def fetch(store: SealedStore, arena: Arena, asked: cm.Pull, within_s: float) -> list[Fault | None]:
     """Fill the targets; return what became of each. It waits for a pool that has not let go of them.
 
-    What comes damaged is asked for once more. If it is damaged again, where most of the rest is not, it is
-    so in the pool and not on the way: it is removed, and has room again.
+    What comes damaged is asked for once more. If it is damaged again, in the same way or where most of the
+    rest is not, it is so in the pool and not on the way: it is removed, and has room again.
     """
     until = time.monotonic() + within_s
     gets = [
@@ -120,13 +122,16 @@ def fetch(store: SealedStore, arena: Arena, asked: cm.Pull, within_s: float) -> 
     faults = [_fault_of(outcome) for outcome in outcomes]
     damaged = [at for at, fault in enumerate(faults) if fault is Fault.DAMAGED]
     if damaged:
+        first = {at: xxhash.xxh3_128_digest(gets[at].target) for at in damaged}
         again = view.get([gets[at] for at in damaged], until - time.monotonic())
         settle(again)
         for at, outcome in zip(damaged, again, strict=True):
             faults[at] = _fault_of(outcome)
-        wrong = [gets[at].key for at in damaged if faults[at] is Fault.DAMAGED]
-        if len(wrong) < faults.count(None):
-            view.forget(wrong, until - time.monotonic())
+        wrong = [at for at in damaged if faults[at] is Fault.DAMAGED]
+        if len(wrong) >= faults.count(None):
+            wrong = [at for at in wrong if xxhash.xxh3_128_digest(gets[at].target) == first[at]]
+        if wrong:
+            view.forget([gets[at].key for at in wrong], until - time.monotonic())
     return faults
 
 
