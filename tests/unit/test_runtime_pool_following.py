@@ -10,7 +10,7 @@ from tiercache.core import events as ev
 from tiercache.core.cluster import events as cev
 from tiercache.errors import Fault, StorageFault
 from tiercache.runtime.pool import errands
-from tiercache.runtime.pool.following import LEFT_MAX, Following
+from tiercache.runtime.pool.following import LEFT_MAX, Following, Look
 from tiercache.runtime.pool.service import PoolService
 from tiercache.state import Boundary
 from tiercache.state.names import short
@@ -30,10 +30,10 @@ NAME = short(NAMESPACE, SOUGHT.boundary.digest)
 class Told:
     """A node's view of a pool, and what it told the core."""
 
-    def __init__(self, pool: MemoryPool, names_max: int = 10) -> None:
+    def __init__(self, pool: MemoryPool, names_max: int = 10, told_max: int = 10) -> None:
         self.names: set[int] = set()
         store = SealedStore(pool, Realm("test", SECRET))
-        self.following = Following(store, "a", names_max, self._hear)
+        self.following = Following(store, "a", names_max, told_max, self._hear)
 
     def _hear(self, event: cev.PeerTold) -> None:
         self.names = self.names - set(event.removed) | set(event.added)
@@ -79,6 +79,22 @@ def test_what_is_gone_is_told_at_once() -> None:
     told.following.announced(NAMESPACE, 0, SOUGHT)
     assert told.names == {NAME}
     told.following.looked(NAMESPACE, found, told.following.look(NAMESPACE, found, WAIT_S))
+    assert told.names == set()
+
+
+def test_what_the_core_has_no_room_for_is_told_when_it_has() -> None:
+    told = Told(MemoryPool(), told_max=5)
+    following, first, second = told.following, set(range(4)), set(range(10, 14))
+    for namespace, names in ((NAMESPACE, first), (OTHER, second)):
+        found = following.follow(namespace, 0)
+        following.looked(namespace, found, Look(0, names, 1))
+    assert (len(told.names), told.names & first) == (5, first)
+    assert following.names(OTHER, 0) == told.names - first
+    following.leave({OTHER})
+    assert len(told.names) == 1
+    following.looked(OTHER, following.follow(OTHER, 0), Look(0, second, 1))
+    assert told.names == second
+    following.leave(set())
     assert told.names == set()
 
 

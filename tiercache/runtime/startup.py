@@ -89,7 +89,7 @@ def clustering_of(settings: Settings) -> Clustering:
     cluster, pool = settings.cluster, settings.pool
     return Clustering(
         peers_max=PEERS_MAX if cluster.name else 0,
-        peer_names_max=cluster.boundaries_max,
+        peer_names_max=max(cluster.boundaries_max, pool.boundaries_max if pool.kind else 0),
         names_max=cluster.boundaries_max,
         name_changes_max=cluster.boundaries_max,
         tells_routers=bool(settings.events.bind),

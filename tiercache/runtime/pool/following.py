@@ -39,6 +39,7 @@ class Followed:
         self.own: dict[int, Sought] = {}  # Announced here, and perhaps not told in the pool yet.
         self.doubted: OrderedDict[int, float] = OrderedDict()
         self.told: set[int] = set()  # To the core.
+        self.is_short = False  # The core had no room for all of them.
 
 
 class Look(NamedTuple):
@@ -55,7 +56,8 @@ class Look(NamedTuple):
 
 
 class Following:
-    """Reads what the pool says of itself, and tells the core what changed.
+    """Reads what the pool says of itself, and tells the core what changed: at most `names_max` boundaries
+    of one namespace, and `told_max` of all. More are told when there is room again.
 
     `look`, `mark` and `begin` block, and are one thread's; all else is the loop's. Only the loop changes
     what is known, but for the pages.
@@ -66,12 +68,14 @@ class Following:
         store: SealedStore,
         writer: str,
         names_max: int,
+        told_max: int,
         hear: Callable[[ev.PeerTold], None],
     ) -> None:
         self._store = store
         self._marks = Marks(store)
         self._writer = writer
         self._names_max = names_max
+        self._room = told_max  # What the core would take besides what it was told.
         self._hear = hear
         self._followed: dict[bytes, Followed] = {}
         self._version = -1
@@ -145,7 +149,7 @@ class Following:
                 del found.own[name]
                 if name not in look.gone:
                     found.own[name] = sought  # The others come before it the next time.
-        if look.version != found.version or look.gone or found.doubted:
+        if look.version != found.version or look.gone or found.doubted or found.is_short:
             found.read, found.version = look.names, look.version
             self.tell(found)
 
@@ -157,8 +161,12 @@ class Following:
         self._tell(found, (found.read | found.own.keys()) - found.doubted.keys())
 
     def _tell(self, found: Followed, names: set[int]) -> None:
-        added, removed = list(names - found.told), list(found.told - names)
-        found.told = names
+        fresh, removed = names - found.told, list(found.told - names)
+        self._room += len(removed)
+        added = list(itertools.islice(fresh, self._room))
+        self._room -= len(added)
+        found.told = found.told.difference(removed).union(added)
+        found.is_short = len(added) < len(fresh)
         if added or removed:
             since, self._version = self._version, self._version + 1
             self._hear(ev.PeerTold(POOL, "", self._version, False, added, removed, since))

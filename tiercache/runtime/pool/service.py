@@ -88,8 +88,9 @@ class PoolService:
         self._store = store
         for segment, size in enumerate(self._arena.segments):
             store.register(self._arena.view(Extent(segment, 0, size)))
+        told_max = self._node.machine.limits.clustering.peer_names_max
         self._following = Following(
-            store, self._writer, self._settings.boundaries_max, self._node.hear
+            store, self._writer, self._settings.boundaries_max, told_max, self._node.hear
         )
         try:
             async with asyncio.TaskGroup() as tasks:
