@@ -128,6 +128,13 @@ def test_every_setting_reaches_the_core() -> None:
     assert (limits.write_back_objects_max, limits.evictions_per_reserve_max) == (27, 28)
 
 
+@pytest.mark.parametrize(("kind", "names"), [("", 7), ("s3", 9)])
+def test_there_is_room_for_what_a_pool_may_tell(kind: str, names: int) -> None:
+    pool = {"kind": kind, "s3_bucket": "b" if kind else "", "boundaries_max": 9}
+    given = parse({"cluster": {"boundaries_max": 7}, "pool": pool}, "test")
+    assert limits_of(given, decide(given)).clustering.peer_names_max == names
+
+
 def test_this_user_root_and_whom_the_settings_name_may_connect() -> None:
     assert allowed_uids(settings(node={"admin_uids": [1234]})) == {os.geteuid(), 0, 1234}
 
