@@ -1,6 +1,10 @@
 """Trees of runs against a model that keeps every block by itself."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +47,37 @@ def test_a_path_is_one_run_until_something_divides_it() -> None:
     assert forest.follow(TREE, chained("abq"))[1] == 2
     assert forest.follow(TREE, chained("q"))[1] == 0
     assert forest.follow(FLAT, chained("abc"))[1] == 0  # Another tree.
+
+
+def test_a_few_of_many_points_below_cost_no_more_than_a_few() -> None:
+    forest = Forest()
+    start = grown(forest, "a")
+    for number in range(500):
+        grown(forest, "a" + chr(1000 + number))
+    grown(forest, "bcx")
+    grown(forest, "bcy")
+    root = forest.root(TREE)
+    assert {p.node.tokens for p in root.below()} == {4, 12}
+    assert sum(1 for _ in start.below()) == 500
+
+    class Watched(dict[Hashable, Node]):
+        def values(self) -> Watched.Values:  # type: ignore[override]
+            return Watched.Values(super().values())
+
+        class Values:
+            seen = 0
+
+            def __init__(self, nodes: Iterable[Node]) -> None:
+                self._nodes = nodes
+
+            def __iter__(self) -> Iterator[Node]:
+                for node in self._nodes:
+                    Watched.Values.seen += 1
+                    yield node
+
+    start.children = Watched(start.children)
+    assert len(list(islice(start.below(), 3))) == 3
+    assert Watched.Values.seen == 3
 
 
 def test_what_a_point_frees_and_saves() -> None:

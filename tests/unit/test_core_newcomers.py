@@ -118,6 +118,20 @@ def test_a_newcomer_is_not_what_goes_when_all_else_is_in_use() -> None:
     assert len(bench.policy._canopy.forest.points_of("t")) == 3
 
 
+def test_with_a_slower_tier_there_is_room_as_long_as_anything_may_go() -> None:
+    """Checkpoints that are being written there keep none of what they need from going."""
+    bench = learned(declines=False)
+    bench.policy.remove(bench.state("abcdefgh"))
+    bench.busy.add("abcdefgh")
+    bench.visit("pq")
+    bench.ask("p")
+    assert bench.drop(2) == ["a", "ab"]
+    assert not bench.policy.outweighed
+    bench.policy.add(bench.held["abcdefgh"][-1])
+    bench.busy.clear()
+    assert bench.drop(1) == ["abcdefgh*"]
+
+
 def test_what_came_back_sooner_is_not_brought_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise, "ASIDE_VISITS", 2)
     bench = Bench()

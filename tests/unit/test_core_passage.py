@@ -245,6 +245,55 @@ def test_ways_are_bounded() -> None:
     assert not passage._ways
 
 
+def test_the_number_of_ways_is_bounded() -> None:
+    rig = Rig(limits(recent_requests_max=3))
+    client = Client(rig, whole_pages()).attach()
+    passage = rig.machine._books.passage
+    for number in range(6):
+        client.plan(f"short{number}", client.chain([number] * 2))
+    assert not passage._ways  # Of less than a block there is nothing to be told.
+    for number in range(6):
+        client.plan(f"r{number}", client.chain([number] * 9))
+    assert [request[2] for request in passage._ways] == ["r3", "r4", "r5"]
+
+
+def test_another_prompt_under_the_same_name_has_a_way_of_its_own() -> None:
+    """What it saves hangs below nothing of the other, and is found when the prompt comes again."""
+    rig = Rig(limits())
+    client = Client(rig, whole_pages()).attach()
+    first, second = client.chain([1] * 20), client.chain([2] * 40)
+    client.save("same", client.offers(first, 16))
+    client.save("same", client.offers(second, 32))
+    points = order_of(rig)._canopy.forest.points_of(client.namespace.digest)
+    assert {point.node.tokens for point in points} == {16, 32}
+    assert all(point.node.start == 0 for point in points)
+    turn(client, "next", [2] * 40)
+    (deep,) = (
+        point
+        for point in order_of(rig)._canopy.forest.points_of(client.namespace.digest)
+        if point.node.end == 8 and point.hits
+    )
+    assert deep.node.rests_on(1, second.digests[1])
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_requests_that_never_save_are_forgotten(*, write: bool) -> None:
+    """No room is ever wanted: nothing would make them go."""
+    rig = Rig(limits(recent_requests_max=10))
+    client = Client(rig, whole_pages())
+    client.write = write
+    client.attach()
+    turn(client, "kept", [7] * 17)
+    for number in range(900):
+        client.plan(f"r{number}", client.chain([100 + number] * 9))
+        client.release(f"r{number}")
+    order = order_of(rig)
+    assert order._canopy.forest.points < 500
+    assert len(order._rounds) < 1000
+    assert sum(map(len, order._spots.values())) < 1000
+    assert (turn(client, "again", [7] * 17) == 16) == write
+
+
 def test_a_tenant_with_a_share_has_an_order_of_its_own() -> None:
     probe = Client(Rig(), whole_pages())
     label = probe.namespace.narrow(salt="s").tenant

@@ -95,6 +95,15 @@ def pause_of(number: int) -> int:
     return number // 4 % 7
 
 
+def test_nobody_waits_for_what_is_after_the_last_bucket() -> None:
+    """What is remembered does not grow with time."""
+    reuse = Reuse(10)
+    for number in range(200):
+        reuse.visit(visit(chr(1000 + number), number * 20_000.0))
+    assert len(reuse) == 10
+    assert sum(map(len, reuse._waiting)) <= 10
+
+
 def test_kinds_of_boundaries() -> None:
     reuse = Reuse(100)
     first = visit("abcd", 0.0)

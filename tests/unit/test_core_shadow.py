@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from tiercache.core.cost import Work
 from tiercache.core.policy import marconi_order, ranking
+from tiercache.core.policy.forest import Point
 from tiercache.core.policy.marconi_order import Marconi
 from tiercache.core.policy.meta import HYPER, INDEX, RECENT
 from tiercache.core.policy.meta import ranking as ranking_of
 from tiercache.core.policy.ranking import Clock, Heap, Hyperbolic, Recent
 from tiercache.core.policy.reuse import Reuse
-from tiercache.core.policy.shadow import Shadow
+from tiercache.core.policy.shadow import BELOW_MAX, Shadow
 from tiercache.core.policy.visits import Shape, Tree, Visit
 
 SHAPE = Shape(4, 10, 30, Work(1.0, 0.1))
@@ -326,3 +327,25 @@ def test_what_is_aside_is_not_ranked() -> None:
 def test_an_unknown_policy() -> None:
     with pytest.raises(ValueError, match="nothing"):
         ranking_of("nothing", Reuse(1))
+
+
+class Counting(Recent):
+    """Counts how often a point's worth was reckoned."""
+
+    scored = 0
+
+    def score(self, point: Point, clock: Clock) -> float:
+        Counting.scored += 1
+        return super().score(point, clock)
+
+
+def test_a_point_above_many_costs_no_more_than_above_a_few() -> None:
+    """Conversations that share a start: it is begun, dropped and begun again at each request at worst."""
+    reuse = Reuse(1000)
+    cache = Shadow(1e9, {RECENT: Heap(Counting())}, RECENT, reuse)
+    for number in range(300):
+        cache.visit(visit("ab" + chr(1000 + number)))
+    Counting.scored = 0
+    cache.visit(visit("ab"))
+    assert cache.canopy.forest.points == 301
+    assert BELOW_MAX <= Counting.scored <= 2 * BELOW_MAX

@@ -26,6 +26,7 @@ class Passage:
     def __init__(self, limits: Limits, catalog: Catalog) -> None:
         self._catalog = catalog
         self._way_blocks_max = limits.way_blocks_max
+        self._ways_max = limits.recent_requests_max
         self._way_blocks = 0
         evicting = limits.evicting
         self.standing: Standing | None = None
@@ -103,6 +104,8 @@ class Passage:
         told, way = self._ways.get(request, (0, []))  # It may have planned nothing.
         tree = self._tree(shelf)
         step = tree.shape.block_tokens
+        if any(_leaves(way, offer, step) for offer in offers):
+            told, way = 0, []  # Another prompt under the same name.
         digests = {offer.end: offer.digest for offer in offers}
         longer = list(way)
         while (digest := digests.get((len(longer) + 1) * step)) is not None:
@@ -126,8 +129,9 @@ class Passage:
 
     def _go(self, request: Request, told: int, way: list[bytes]) -> None:
         self._way_blocks += len(way) - len(self._ways.pop(request, (0, ()))[1])
-        self._ways[request] = told, way
-        while self._way_blocks > self._way_blocks_max:
+        if way:
+            self._ways[request] = told, way
+        while self._way_blocks > self._way_blocks_max or len(self._ways) > self._ways_max:
             self._way_blocks -= len(self._ways.popitem(last=False)[1][1])
 
     def asks(self, shelf: Shelf, offer: Offer, care: Care) -> None:
@@ -181,6 +185,13 @@ class Passage:
             order.check()
         blocks = sum(len(way) for _, way in self._ways.values())
         assert self._way_blocks == blocks <= self._way_blocks_max
+        assert len(self._ways) <= self._ways_max
+
+
+def _leaves(way: list[bytes], offer: Offer, step: int) -> bool:
+    """Return whether an offer is of another prompt than a way of blocks of `step` tokens."""
+    depth = offer.end // step
+    return 0 < depth <= len(way) and way[depth - 1] != (offer.base or offer.digest)
 
 
 def _shape(shelf: Shelf, layout: Layout) -> Shape:

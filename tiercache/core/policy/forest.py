@@ -100,14 +100,16 @@ class Node:
         return self.gain() / freed if freed else math.inf
 
     def below(self) -> Iterator[Point]:
-        """Yield the nearest points below."""
-        stack = list(self.children.values())
+        """Yield the nearest points below. A few of many cost no more than a few."""
+        stack = [iter(self.children.values())]
         while stack:
-            node = stack.pop()
-            if node.point is not None:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+            elif node.point is not None:
                 yield node.point
             else:
-                stack.extend(node.children.values())
+                stack.append(iter(node.children.values()))
 
 
 class Forest:

@@ -6,21 +6,24 @@ a point that is gone goes before everything else. What no request passed since t
 nowhere: the one let go of longest ago goes when the point that is worth least was used since then.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 from tiercache.core.policy.forest import Point
 from tiercache.core.policy.shadow import Canopy, Way, deepest
 from tiercache.core.policy.standing import Standing
-from tiercache.core.policy.visits import Tree, Visit
+from tiercache.core.policy.visits import Tree, Visit, sound
 
 T = TypeVar("T")
 
 ASIDE_VISITS = 256
 """A point that is in use when its turn comes, or was spared, is not asked again for so many requests."""
 
+
+SWEPT_PER_POINT = 2
+"""For each point that comes, so many are asked whether anything is held there, oldest first."""
 
 UNWANTED_MAX = 65_536
 """Blocks that went, or would have gone first if they had been there: when they come, they go first."""
@@ -86,6 +89,7 @@ class Pointwise(Generic[T]):
         self._taken: dict[Point, None] = {}  # Since the last request.
         self._idle: dict[T, Place] = {}
         self._offered: tuple[T, Point] | None = None
+        self._rounds: deque[tuple[Hashable, Point]] = deque()
 
     # --- what requests do
 
@@ -133,16 +137,14 @@ class Pointwise(Generic[T]):
 
     def _holds(self, tree: Tree, point: Point) -> bool:
         digest = point.node.blocks[-1]
-        spot = self._spots[tree.name][digest]
-        return any(self._idle[item].boundary for item in spot.items) or self._in_use(
-            tree.name, digest
-        )
+        items = self._spots[tree.name][digest].items
+        return any(self._idle[i].boundary for i in items) or self._in_use(tree.name, digest)
 
     def _grow(self, visit: Visit, way: Way) -> None:
         """A path is in the forest as far as its ends go: what was loose there hangs in it now."""
         tree = visit.tree.name
         spots = self._spots.setdefault(tree, {})
-        visit = _sound(visit, way[1], spots)
+        visit = sound(visit, way[1], spots)
         astray = self._astray.get(tree, {})
         ends = set(visit.ends)
         for depth in range(way[1], max(visit.ends, default=0)):
@@ -165,6 +167,23 @@ class Pointwise(Generic[T]):
         for point in new:
             if not point.node.fits(self._standing.budget):  # Others would go for it in vain.
                 self._fall(tree, point)
+        self._rounds.extend((tree, point) for point in new)
+        self._sweep(SWEPT_PER_POINT * (len(new) + 1))
+
+    def _sweep(self, count: int) -> None:
+        """Of the next points in the round, those at which nothing is held go: no room may ever be wanted
+        for which their turn would come. What comes after all is like what no request passed."""
+        for _ in range(min(count, len(self._rounds))):
+            tree, point = self._rounds.popleft()
+            digest = point.node.blocks[-1]
+            spot = self._spots.get(tree, {}).get(digest)
+            if spot is None or spot.point is not point:
+                continue
+            stays = spot.items or self._canopy.clock.tick - point.used < ASIDE_VISITS
+            if stays or self._in_use(tree, digest):
+                self._rounds.append((tree, point))
+            else:
+                self._fall(tree, point, unwanted=False)
 
     # --- Eviction
 
@@ -224,9 +243,10 @@ class Pointwise(Generic[T]):
                 continue
             stray = next(iter(self._stray), None)
             if point is None:
-                if stray is None:
+                if stray is None and self._declines:
                     return
-                yield stray
+                # Otherwise what waits with a checkpoint that is in use gives way, oldest first.
+                yield next(iter(self._idle)) if stray is None else stray
                 continue
             tree, digest = _key(point)
             spot = self._spots[tree][digest]
@@ -292,8 +312,8 @@ class Pointwise(Generic[T]):
         else:
             self._fall(tree, point)
 
-    def _fall(self, tree: Hashable, point: Point) -> None:
-        """A point goes: what served only it hangs nowhere, the deepest first."""
+    def _fall(self, tree: Hashable, point: Point, *, unwanted: bool = True) -> None:
+        """A point goes, then what served only it, deepest first; if `unwanted`, what comes later too."""
         self._standing.evictions += 1
         digest = point.node.blocks[-1]
         spots = self._spots[tree]
@@ -304,16 +324,16 @@ class Pointwise(Generic[T]):
             for item in [item for item in spot.items if self._idle[item].boundary]:
                 spot.items.remove(item)
                 self._let_fall(item)
-        self._unwanted[Place(tree, digest, boundary=True)] = None
+        if unwanted:
+            self._unwanted[Place(tree, digest, boundary=True)] = None
+            self._unwanted.update((Place(tree, block, boundary=False), None) for block in gone)
         for block in gone:
-            self._unwanted[Place(tree, block, boundary=False)] = None
-            for item in sorted(spots.pop(block).items, key=self._rank):
+            for item in sorted(
+                spots.pop(block).items, key=lambda item: not self._idle[item].boundary
+            ):
                 self._let_fall(item)
         while len(self._unwanted) > UNWANTED_MAX:
             self._unwanted.popitem(last=False)
-
-    def _rank(self, item: T) -> bool:
-        return not self._idle[item].boundary
 
     def _let_fall(self, item: T) -> None:
         self._fallen[item] = None
@@ -329,25 +349,7 @@ class Pointwise(Generic[T]):
     def check(self) -> None:
         """Raise AssertionError if the forest, what hangs in it and the rankings do not agree."""
         canopy = self._canopy
-        canopy.forest.check()
-        blocks: dict[Hashable, set[Hashable]] = {}
-        points = set()
-        for node in canopy.forest:
-            root = node
-            while root.parent is not None:
-                root = root.parent
-            blocks.setdefault(root.tree, set()).update(node.blocks)
-            if node.point is not None:
-                points.add(node.point)
-                assert self._spots[root.tree][node.blocks[-1]].point is node.point, "a stray point"
-        hanging: list[T] = []
-        for tree, spots in self._spots.items():
-            assert spots.keys() == blocks.get(tree, set()), "blocks of the forest"
-            for spot in spots.values():
-                hanging.extend(spot.items)
-                assert spot.point is None or spot.point in points, "a point that is gone"
-                alone = any(self._idle[item].boundary for item in spot.items)
-                assert spot.point is not None or not alone, "a checkpoint that never goes"
+        points, hanging = _hanging(canopy, self._spots, self._idle)
         astray = [i for by in self._astray.values() for items in by.values() for i in items]
         assert len(astray) == len(set(astray)), "loose twice"
         assert set(astray) == self._fallen.keys() | self._stray.keys(), "loose items"
@@ -367,16 +369,29 @@ def _key(point: Point) -> tuple[Hashable, Hashable]:
     return node.tree, digest
 
 
-def _sound(visit: Visit, held: int, known: Collection[Hashable]) -> Visit:
-    """Return a visit that ends before the first digest that is elsewhere in its tree, or in its path twice.
-
-    Digests are chained, so there is none, unless a client makes them up.
-    """
-    seen: set[Hashable] = set()
-    bottom = max(visit.ends, default=0)
-    for depth in range(held, bottom):
-        digest = visit.path[depth]
-        if digest in known or digest in seen:
-            return replace(visit, ends=tuple(end for end in visit.ends if end <= depth))
-        seen.add(digest)
-    return visit
+def _hanging(
+    canopy: Canopy,
+    spots_of: Mapping[Hashable, Mapping[Hashable, _Spot[T]]],
+    places: Mapping[T, Place],
+) -> tuple[set[Point], list[T]]:
+    """Return all points of the forest, and what hangs there; raise AssertionError if they do not agree."""
+    canopy.forest.check()
+    blocks: dict[Hashable, set[Hashable]] = {}
+    points = set()
+    for node in canopy.forest:
+        root = node
+        while root.parent is not None:
+            root = root.parent
+        blocks.setdefault(root.tree, set()).update(node.blocks)
+        if node.point is not None:
+            points.add(node.point)
+            assert spots_of[root.tree][node.blocks[-1]].point is node.point, "a stray point"
+    hanging: list[T] = []
+    for tree, spots in spots_of.items():
+        assert spots.keys() == blocks.get(tree, set()), "blocks of the forest"
+        for spot in spots.values():
+            hanging.extend(spot.items)
+            assert spot.point is None or spot.point in points, "a point that is gone"
+            alone = any(places[item].boundary for item in spot.items)
+            assert spot.point is not None or not alone, "a checkpoint that never goes"
+    return points, hanging

@@ -85,7 +85,10 @@ class Reuse:
         coarser = (_SIZES, _SIZES * _PAUSES)
         self._recent = Hazards(coarser)
         self._steady = Hazards(coarser)
-        self._waiting: list[deque[tuple[float, int, Ghost]]] = [deque() for _ in range(BUCKETS)]
+        self._waiting: list[deque[tuple[float, int, Ghost]]] = [
+            deque()
+            for _ in range(BUCKETS - 1)  # Nothing is to come for who is in the last bucket.
+        ]
         self._visits = 0
         self._talks = 0
         self.uses = 0  # Requests that came back to something that was known.
@@ -226,18 +229,19 @@ class Reuse:
 
     def _pass_time(self, now: float) -> None:
         """Count every bucket that a waiting ghost has come to the end of. They wait in order of time."""
-        for bucket, waiting in enumerate(self._waiting[:-1]):
+        for bucket, waiting in enumerate(self._waiting):
             if not waiting:
                 continue
             before = now - bucket_end(bucket)
-            further = self._waiting[bucket + 1]
+            further = self._waiting[bucket + 1] if bucket + 1 < len(self._waiting) else None
             while waiting and waiting[0][0] <= before:
                 entry = waiting.popleft()
                 _, serial, ghost = entry
                 if ghost.serial == serial:
                     for reached in ghost.counts:
                         reached[bucket] += 1
-                    further.append(entry)
+                    if further is not None:
+                        further.append(entry)
 
 
 def _deepest(ghosts: dict[Hashable, Ghost], path: Path, usable: int) -> Ghost | None:

@@ -15,7 +15,8 @@ from tiercache.core.policy.reuse import SAME_TALK, Ghost, Reuse
 from tiercache.core.policy.visits import Path, Tree, Visit
 
 BELOW_MAX: Final = 16
-"""Points right below one that goes, whose worth is reckoned again at once; others follow in time."""
+"""Points right below one that comes or goes, whose worth is reckoned again at once; others follow in time:
+a start that many conversations share has as many points below it."""
 
 LEARNED_VISITS: Final = 256
 LEARNED_USES: Final = 64
@@ -136,7 +137,7 @@ class Canopy:
         """Make the end of a node resumable. Points right below it are worth less now."""
         point = self.forest.add(node, ghost, self.clock.tick)
         self.put(point)
-        for lower in node.below():
+        for lower in islice(node.below(), BELOW_MAX):
             self.put(lower)
         return point
 

@@ -1,7 +1,7 @@
 """What policies are told: which way a request goes, and what the state along it weighs."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tiercache.core.cost import Work
@@ -43,3 +43,18 @@ class Visit:
     usable: int
     ends: tuple[int, ...]
     now: float
+
+
+def sound(visit: Visit, held: int, known: Collection[Hashable]) -> Visit:
+    """Return a visit that ends before the first digest that is elsewhere in its tree, or in its path twice.
+
+    Digests are chained, so there is none, unless a client makes them up.
+    """
+    seen: set[Hashable] = set()
+    bottom = max(visit.ends, default=0)
+    for depth in range(held, bottom):
+        digest = visit.path[depth]
+        if digest in known or digest in seen:
+            return replace(visit, ends=tuple(end for end in visit.ends if end <= depth))
+        seen.add(digest)
+    return visit
