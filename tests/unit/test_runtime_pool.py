@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,7 @@ from tiercache.runtime.pool import errands
 from tiercache.runtime.pool.opening import NAME, open_store, realm_of
 from tiercache.settings import Pool
 from tiercache.state import Extent
-from tiercache.testing.places import WAIT_S, MoodyPool, Place, in_touch, path_of
+from tiercache.testing.places import MoodyPool, Place, in_touch, path_of, run
 from tiercache.testing.sim.rig import Client, hybrid
 from tiercache.tiers.remote_sealed import Realm
 
@@ -28,14 +27,6 @@ from tiercache.tiers.remote_sealed import Realm
 @pytest.fixture
 def pool() -> MoodyPool:
     return MoodyPool()
-
-
-def run(work: Awaitable[None]) -> None:
-    async def within() -> None:
-        async with asyncio.timeout(3 * WAIT_S):
-            await work
-
-    asyncio.run(within())
 
 
 def test_what_one_node_put_there_another_one_loads(

@@ -1,8 +1,5 @@
 """A node and its pool, when something is cleared: a pool in memory, a real machine, no engine process."""
 
-import asyncio
-from collections.abc import Awaitable
-
 import pytest
 
 from tiercache.core import commands as cm
@@ -13,21 +10,13 @@ from tiercache.core.cluster.peers import POOL
 from tiercache.errors import Fault
 from tiercache.runtime.pool import service
 from tiercache.runtime.pool.service import PoolService
-from tiercache.testing.places import WAIT_S, MoodyPool, Place, in_touch
+from tiercache.testing.places import MoodyPool, Place, in_touch, run
 from tiercache.testing.sim.rig import TOKENS
 
 
 @pytest.fixture
 def pool() -> MoodyPool:
     return MoodyPool()
-
-
-def run(work: Awaitable[None]) -> None:
-    async def within() -> None:
-        async with asyncio.timeout(3 * WAIT_S):
-            await work
-
-    asyncio.run(within())
 
 
 def test_a_clear_reaches_all_who_share_the_pool(

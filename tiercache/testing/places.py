@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import cast
@@ -230,3 +230,13 @@ def path_of(place: Place, part: str, end: int) -> str:
     namespace = item.key.namespace
     epoch = place.rig.machine.cluster.flush_of(namespace)
     return place.store.at(namespace, epoch)._name(item.key).path
+
+
+def run(work: Awaitable[None]) -> None:
+    """Run a scenario to its end. Raises TimeoutError when it takes longer than anybody waits."""
+
+    async def within() -> None:
+        async with asyncio.timeout(3 * WAIT_S):
+            await work
+
+    asyncio.run(within())
