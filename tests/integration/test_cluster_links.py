@@ -130,7 +130,7 @@ def test_an_address_that_cannot_be_ends_no_other_node(
     del tmp_path
     with Town([etcd.url]) as town:
         town.add("a", launcher)
-        town.add("b", launcher, advertise="nowhere at all")
+        town.add("b", launcher, advertise="nowhere.invalid:7411")
         town.add("c", launcher, advertise="192.0.2.1:7")
         assert town.settled("a", "b", "c")
         town.saved("a", 1)

@@ -230,7 +230,11 @@ def test_other_nodes_are_told_of_as_far_as_they_have_told(
         assert town.comes_to_resume("b", 1)
         here, there = town.client("b").where(prompt).places
         assert (here.boundary, here.tier, here.absent_bytes) == (towns.TOKENS, "host", 0)
-        assert there.seconds > 0, "it has given something by now"
+        assert (there.absent_bytes, there.seconds) == (0, 0.0), "what it has is here by now"
+        town.saved("a", 2)
+        assert town.heard("b", 2)
+        _, there = town.client("b").where(toy.chain(2, towns.TOKENS + 1)).places
+        assert there.seconds > 0, "it has given something by now, so it is known how fast"
 
 
 # --- whoever means harm

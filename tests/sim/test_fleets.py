@@ -129,7 +129,7 @@ Change = Callable[[pytest.MonkeyPatch], None]
         (believe_any_record, often_mad, 170),
         (keep_what_was_lent, as_ever, 0),
         (believe_a_start_that_is_over, often_dead, 200),
-        (believe_what_was_told_of_another_version, as_ever, 70),
+        (believe_what_was_told_of_another_version, as_ever, 300),
         (keep_what_a_node_held_before, as_ever, 0),
         (lend_what_ends, as_ever, 80),
     ],
