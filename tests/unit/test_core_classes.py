@@ -1,12 +1,12 @@
 """Classes and shelter: what goes first, what is spared, what many share. Never a lock."""
 
-import msgspec
 import pytest
 
+from tests.unit.wishes import OTHERS, limits, new, plan, save
 from tiercache.core import commands as cm
 from tiercache.core import events as ev
 from tiercache.core.catalog import Entry, Shelf
-from tiercache.core.limits import Evicting, Limits, Protecting
+from tiercache.core.limits import Protecting
 from tiercache.core.protection import BIAS_MAX, BIAS_MIN, bias_of
 from tiercache.state import Care, Hint
 from tiercache.testing.sim.rig import (
@@ -14,51 +14,11 @@ from tiercache.testing.sim.rig import (
     PAGE,
     TOKENS,
     Client,
-    Rig,
     boundary,
     evict,
-    hybrid,
     outcomes,
     saved,
-    small,
 )
-
-OTHERS = [5] * 20
-
-
-def limits(pages: int = 20, nvme_pages: int = 0, **terms: object) -> Limits:
-    protecting = msgspec.structs.replace(Protecting(), **terms)
-    return msgspec.structs.replace(
-        small(pages, nvme_pages), protecting=protecting, evicting=Evicting("lru"), eager=True
-    )
-
-
-def new(limit: Limits | None = None) -> Client:
-    return Client(Rig(limit or limits()), hybrid()).attach()
-
-
-def save(
-    client: Client, end: int, care: Care, tokens: list[int] | None = None, request: str = "s"
-) -> list[cm.Granted]:
-    """Save all that a boundary rests on, with wishes."""
-    chain = client.chain(tokens or TOKENS)
-    grants = client.rig.ask(
-        reserving(client, request, client.offers(chain, end), care), cm.Reserved
-    )
-    client.commit(grants.grants)
-    for seal in client.rig.take(cm.Seal):
-        client.rig.tell(ev.Sealed(seal.job, [b"0" * 16] * len(seal.objects)))
-    return grants.grants
-
-
-def reserving(client: Client, request: str, offers: list[ev.Offer], care: Care) -> ev.ReserveAsked:
-    number = client.rig.number()
-    return ev.ReserveAsked(client.session, number, request, client.lora, client.salt, offers, care)
-
-
-def plan(client: Client, request: str, care: Care, tokens: list[int] | None = None) -> cm.Planned:
-    asked = client.planning(request, client.chain(tokens or TOKENS))
-    return client.rig.ask(msgspec.structs.replace(asked, care=care), cm.Planned)
 
 
 def flood(client: Client, pages: int, first: int = 1000) -> None:
