@@ -1,7 +1,6 @@
 """A node that answers what cannot be, and limits: nothing is read or written astray."""
 
 import gc
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 from tiercache.client import Blob, Client, Saved, Wanted
 from tiercache.errors import ProtocolError
 from tiercache.state import Piece
+from tiercache.testing.descriptors import open_descriptors
 from tiercache.testing.scripted import ScriptedNode
 from tiercache.testing.tiny import (
     CHAIN,
@@ -129,11 +129,11 @@ def test_wrong_descriptors_are_refused_and_closed(path: Path) -> None:
         node.script = lambda r: (
             wire.Attached(r.call, [1 << 20, 1 << 20]) if isinstance(r, wire.Attach) else None
         )
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         client = Client.attach(path, NAMESPACE, LAYOUT, options=SHORT)
         assert client.status == "refused: 2 descriptors came, 4 should"
         node.wait_until(lambda: not node._sides)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
         client.close()
 
 
@@ -156,7 +156,7 @@ def test_descriptors_are_flat_over_reconnects(path: Path) -> None:
             node.wait_until(lambda: not node._sides)
             del client
             gc.collect()
-            counts.append(len(os.listdir("/proc/self/fd")))
+            counts.append(open_descriptors())
         assert len(set(counts)) == 1
 
 
@@ -185,9 +185,9 @@ def test_a_layout_too_large_for_the_node_is_refused(path: Path) -> None:
 def test_descriptors_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiercache.client.handshake.DESCRIPTORS_MAX", 1)
     with ScriptedNode(path, LAYOUT) as node:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         client = Client.attach(path, NAMESPACE, LAYOUT, options=SHORT)
         assert client.status == "refused: the node sent more than 1 descriptors"
         node.wait_until(lambda: not node._sides)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
         client.close()

@@ -13,6 +13,7 @@ import pytest
 
 from tiercache.runtime import peercred
 from tiercache.runtime.peercred import Owners, credentials, is_dead, open_pidfd
+from tiercache.testing.descriptors import open_descriptors
 
 WAIT_S = 10.0
 CLIENT = """
@@ -65,10 +66,6 @@ class Watched:
 
     async def gone(self) -> int:
         return await asyncio.wait_for(self.news.get(), WAIT_S)
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_the_kernel_says_who_connected(client: Client) -> None:
@@ -124,25 +121,25 @@ async def test_a_session_whose_process_died_first_is_let_go_at_once(client: Clie
 
 
 async def test_who_lets_go_is_not_watched(client: Client) -> None:
-    before = open_files()
+    before = open_descriptors()
     watched = Watched()
     watched.owners.add(1, client.socks[0])
-    assert open_files() == before + 1
+    assert open_descriptors() == before + 1
     watched.owners.let_go(1)
-    assert open_files() == before
+    assert open_descriptors() == before
     assert watched.owners.ended(1)
 
 
 async def test_one_descriptor_per_process_however_often_it_connects(client: Client) -> None:
     watched = Watched()
-    before = open_files()
+    before = open_descriptors()
     for session in range(1, 301):
         watched.owners.add(session, client.socks[session % 3])
         assert not watched.owners.ended(session)
-    assert open_files() <= before + 1
+    assert open_descriptors() <= before + 1
     client.kill()
     assert sorted([await watched.gone() for _ in range(300)]) == list(range(1, 301))
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 async def test_a_process_that_cannot_be_watched_is_gone_after_a_while(

@@ -9,6 +9,7 @@ import pytest
 from tiercache.errors import ProtocolError
 from tiercache.runtime.peercred import Peer
 from tiercache.runtime.session import RECEIVE_BYTES, Session, SlowReaderError, refuse
+from tiercache.testing.descriptors import open_descriptors
 from tiercache.wire import ClientSide
 from tiercache.wire import messages as wire
 
@@ -147,14 +148,14 @@ def test_descriptors_ride_on_their_message(pair: Pair) -> None:
 
 
 def test_descriptors_that_a_client_sends_are_dropped(pair: Pair) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     reading, writing = os.pipe()
     socket.send_fds(pair.theirs, [pair.side.send(wire.Stats(2))], [reading, writing])
     os.close(reading)
     os.close(writing)
     assert pair.session.receive()
     assert [*pair.heard()] == [wire.Stats(2)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 def test_an_answer_beyond_the_frame_is_refused_in_its_place(pair: Pair) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tiercache.errors import ConfigError
 from tiercache.state import Extent
+from tiercache.testing.descriptors import open_descriptors
 from tiercache.tiers import host as module
 from tiercache.tiers.host import SEGMENTS_MAX, HostArena, segment_sizes
 
@@ -25,10 +26,6 @@ def arena() -> Iterator[HostArena]:
     arena = HostArena([4 * PAGE, 2 * PAGE])
     yield arena
     arena.close()
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize(
@@ -95,21 +92,21 @@ def test_writers_share_the_memory(arena: HostArena) -> None:
 def test_no_descriptor_is_inherited_or_left(arena: HostArena) -> None:
     assert not any(os.get_inheritable(each) for each in arena.fds(write=True))
     assert not any(os.get_inheritable(each) for each in arena.fds(write=False))
-    before = open_files()
+    before = open_descriptors()
     for _ in range(3):
         other = HostArena([PAGE] * 10)
         other.close()
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 def test_close_with_a_view_leaves_no_descriptor_once_the_view_is_gone() -> None:
-    before = open_files()
+    before = open_descriptors()
     arena = HostArena([PAGE])
     view = arena.view(Extent(0, 0, PAGE))
     arena.close()
     view[:1] = b"x"
     view.release()
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 def test_too_few_descriptors_are_said_at_start() -> None:
@@ -135,10 +132,10 @@ def test_refused_memory_is_said_at_start_and_leaves_nothing(
         return real(*args)
 
     monkeypatch.setattr(mmap, "mmap", refuse)
-    before = open_files()
+    before = open_descriptors()
     with pytest.raises(ConfigError, match=r"Cannot allocate memory.*host\.bytes smaller"):
         HostArena([PAGE] * 5)
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 def resident(arena: HostArena) -> int:

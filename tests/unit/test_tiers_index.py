@@ -1,7 +1,6 @@
 """The index: pages, compare-and-delete, and rebuilding from what is left."""
 
 import logging
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import rocksdict
 
 from tiercache.errors import Fault, StorageFault
 from tiercache.state import Extent, Key, Shard
+from tiercache.testing.descriptors import open_descriptors
 from tiercache.testing.objects import record_of
 from tiercache.tiers import nvme_index as module
 from tiercache.tiers.nvme_entry import decode_entry, encode_entry, object_key
@@ -90,13 +90,13 @@ def test_entries_survive_close_and_compaction(folder: Path) -> None:
 
 
 def test_no_tables_are_left_open(folder: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     index = Index(folder, RESERVE, sync=False)
     for _ in range(20):
         index.write(entries(300))
     index.page(b"o", b"", 10)
     index.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 def tables(folder: Path) -> list[Path]:

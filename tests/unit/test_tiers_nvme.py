@@ -10,6 +10,7 @@ import xxhash
 
 from tiercache.errors import ConfigError, Fault
 from tiercache.state import Extent, Key, Record, Shard
+from tiercache.testing.descriptors import open_descriptors
 from tiercache.testing.objects import (
     NAMESPACE,
     content,
@@ -268,16 +269,13 @@ def test_tiny_objects_fill_the_index_and_not_the_disk(path: Path) -> None:
 
 
 def test_no_descriptor_is_left(path: Path) -> None:
-    def count() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = count()
+    before = open_descriptors()
     for turn in range(3):
         tier = NvmeTier(path, cap_bytes=CAP, segment_bytes=MIB)
         tier.write([write_of(turn, b"x", turn + 1, 0)])
         found_in(tier)
         tier.close()
-    assert count() == before
+    assert open_descriptors() == before
 
 
 def test_failing_to_start_leaves_nothing_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

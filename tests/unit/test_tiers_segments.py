@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiercache.errors import Fault, StorageFault
+from tiercache.testing.descriptors import open_descriptors
 from tiercache.tiers import segments as module
 from tiercache.tiers.segments import Segments, segment_name
 
@@ -20,10 +21,6 @@ def segments(tmp_path: Path) -> Iterator[Segments]:
     made = Segments(tmp_path, SIZE, 0)
     yield made
     made.close()
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def make(segments: Segments, number: int, end: int = PAGE) -> None:
@@ -60,28 +57,28 @@ def test_a_missing_segment_cannot_be_read(segments: Segments) -> None:
 
 def test_few_files_are_open(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FILES_OPEN_MAX", 4)
-    before = open_files()
+    before = open_descriptors()
     for number in range(20):
         make(segments, number)
-    assert open_files() == before + 4
+    assert open_descriptors() == before + 4
     with segments.reading(1), segments.reading(2):
         for number in range(5, 20):
             with segments.reading(number):
                 pass
-        assert open_files() <= before + 5
+        assert open_descriptors() <= before + 5
     segments.close()
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 def test_files_in_use_outlive_removal_and_close(segments: Segments) -> None:
-    before = open_files()
+    before = open_descriptors()
     make(segments, 1)
     make(segments, 2)
     with segments.reading(1) as first, segments.reading(2) as second:
         segments.remove(1)
         segments.close()
         assert first.size() == second.size() == SIZE
-    assert open_files() == before
+    assert open_descriptors() == before
     assert segments.sizes() == {2: SIZE}
     segments.remove(1)
 
@@ -133,12 +130,12 @@ def test_a_failed_allocation_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    before = open_files()
+    before = open_descriptors()
     with pytest.raises(StorageFault) as caught:
         make(segments, 1)
     assert caught.value.fault is Fault.NO_SPACE
     assert list(tmp_path.iterdir()) == []
-    assert open_files() == before
+    assert open_descriptors() == before
     assert segments.sizes() == {}
 
 

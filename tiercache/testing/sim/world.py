@@ -124,7 +124,7 @@ class World:
         node.ticked = self.watch.ticked
         if self._given is not None:
             node.abroad = self._given.abroad
-        node.check_every = 3
+        node.check_every = 8
         node.opening_pace = self.swarm.opening_pace
         if limits.nvme_bytes:
             node.open_disk(rng.choice((1, 4, 512)), fails=rng.random() < self.swarm.disk_fails)
