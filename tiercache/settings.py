@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+MIB, GIB = 1024**2, 1024**3
 KEY_NAMESPACE_CHARS = 12
 """As in a key's text."""
 NAME = r"^[\w.-]{0,64}$"
@@ -253,6 +254,9 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "that takes more stays here.",
         ),
     ] = 0.25
+    deposit_bytes_per_s: Annotated[
+        int, Meta(ge=MIB, description="Most bytes per second that go there; more go later.")
+    ] = GIB
     resumes_min: Annotated[
         int,
         Meta(ge=1, description="A boundary goes there when it was resumed so many times here."),

@@ -119,6 +119,30 @@ def test_nonsense_is_a_fault_and_never_an_object(node: Node, change: Change) -> 
     assert node.store.get([get_of(node.put, checked=True)], WITHIN_S) == [node.put.record]
 
 
+def careless(answer: bytes) -> bytes:
+    """A server that knows no conditional writes overwrites, and says that all is well."""
+    done = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
+    return done if answer.startswith(b"HTTP/1.1 412") else answer
+
+
+def test_where_a_name_can_be_taken_twice_nothing_is_written(server: S3Server) -> None:
+    gate = Gate(server.port)
+    settings = S3Settings(BUCKET, gate.url, access_key=ACCESS, secret_key=HIDDEN, prefix="twice")
+    put = put_of(1)
+    for change, outcome in ((careless, "io"), (None, "whole")):
+        gate.change = change
+        pool = S3Pool(settings)
+        store = SealedStore(pool, Realm("test", SECRET))
+        for _ in range(2):
+            (had,) = store.put([put], WITHIN_S)
+            assert brief([had]) == [outcome]
+            if isinstance(had, StorageFault):
+                assert "If-None-Match" in str(had)
+        assert store.holds([put.record.key], WITHIN_S) == [outcome == "whole"]
+        store.close(WITHIN_S)
+    gate.close()
+
+
 @pytest.mark.parametrize(
     ("change", "word"), [(cut, "io"), (shorter, "damaged"), (flipped, "damaged")]
 )

@@ -7,6 +7,7 @@ from tiercache.core import commands as cm
 from tiercache.core import events as ev
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
+from tiercache.core.cluster.depositing import AHEAD_S
 from tiercache.errors import Fault
 from tiercache.state import Care
 from tiercache.testing.sim.asking import EIGHT, loaded, plan
@@ -210,6 +211,24 @@ def test_nothing_waits_for_its_turn() -> None:
         client.rig.tell(cev.Deposited(deposit.job, None))
         assert boundary(client, tokens) == 8
         assert len(client.rig.take(ccm.Deposit)) == 1
+
+
+def test_no_more_goes_there_than_may_on_average() -> None:
+    client = at(pooled(deposit_bytes_per_s=8))
+    saved(client, 8)
+    (deposit,) = resumes(client)
+    client.rig.tell(cev.Deposited(deposit.job, None))
+    nbytes = sum(record.nbytes for record, _ in deposit.objects)
+    tokens = other(client, 1)
+    for _ in range(2):
+        assert boundary(client, tokens) == 8
+    client.rig.wait(nbytes / 8 - AHEAD_S - 0.01)
+    assert boundary(client, tokens) == 8
+    assert client.rig.take(ccm.Deposit) == []
+    assert outcomes(client) == {"stored": 1, "too_fast": 2}
+    client.rig.wait(0.02)
+    assert boundary(client, tokens) == 8
+    assert len(client.rig.take(ccm.Deposit)) == 1
 
 
 def test_a_pool_that_fails_is_left_alone_for_a_while(client: Client) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tiercache.runtime.workers import ByteDebt, Countdown, Mailbox, Step, Turns
+from tiercache.runtime.workers import Countdown, Mailbox, Step, Turns
 
 WAIT_S = 10.0
 
@@ -119,24 +119,3 @@ def test_a_mailbox_of_a_closed_loop_takes_what_comes() -> None:
     got: list[int] = []
     Mailbox(loop, got.append).put(1)
     assert got == []
-
-
-def test_debt_is_paid_by_time() -> None:
-    debt = ByteDebt(1000)
-    assert debt.wait_s(10.0) == 0.0
-    debt.add(500, 10.0)
-    assert debt.wait_s(10.0) == pytest.approx(0.5)
-    assert debt.wait_s(10.4) == pytest.approx(0.1)
-    debt.add(1000, 10.4)
-    assert debt.wait_s(10.5) == pytest.approx(1.0)
-    assert debt.wait_s(60.0) == 0.0
-
-
-def test_the_average_rate_holds_whatever_the_batches() -> None:
-    debt, now, moved = ByteDebt(1000), 0.0, 0
-    for size in [1, 700, 30, 2500, 1, 999] * 20:
-        now += debt.wait_s(now)
-        debt.add(size, now)
-        moved += size
-    now += debt.wait_s(now)
-    assert moved / now == pytest.approx(1000)

@@ -66,6 +66,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "too_large",
         "slower",
         "busy",
+        "too_fast",
         "no_space",
         "io",
         "damaged",

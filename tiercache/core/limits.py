@@ -71,7 +71,8 @@ class Clustering(msgspec.Struct, frozen=True):
 
     `pool`: there is one, and a plan waits `pool_answer_s_max` for it. The resumes of `resumes_max`
     boundaries are counted; one that was resumed `deposit_resumes_min` times goes there. `deposits_max` are
-    on their way at once, and take `deposit_share_max` of host memory at most.
+    on their way at once, and take `deposit_share_max` of host memory at most; `deposit_bytes_per_s` go
+    there on average, and of one second at once.
     """
 
     peers_max: int = 0
@@ -95,6 +96,7 @@ class Clustering(msgspec.Struct, frozen=True):
     deposit_resumes_min: int = 2
     deposits_max: int = 4
     deposit_share_max: float = 0.25
+    deposit_bytes_per_s: int = 1024 * MIB
 
 
 class Limits(msgspec.Struct, frozen=True):

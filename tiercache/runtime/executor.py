@@ -11,8 +11,9 @@ from functools import partial
 from xxhash import xxh3_128_digest
 
 from tiercache.core import commands, events
+from tiercache.core.debt import ByteDebt
 from tiercache.errors import Fault, StorageFault
-from tiercache.runtime.workers import ByteDebt, Countdown, Mailbox, Step, Turns
+from tiercache.runtime.workers import Countdown, Mailbox, Step, Turns
 from tiercache.state import Extent, Record
 from tiercache.tiers import crash
 from tiercache.tiers.base import Arena, Read, Tier, Write

@@ -98,6 +98,7 @@ def clustering_of(settings: Settings) -> Clustering:
         pool_answer_s_max=pool.answer_s_max,
         deposit_resumes_min=pool.resumes_min,
         deposit_share_max=pool.deposit_share_max,
+        deposit_bytes_per_s=pool.deposit_bytes_per_s,
     )
 
 

@@ -6,6 +6,7 @@ deadlines end them: bytes are copied to a target there and nowhere else, so noth
 
 import asyncio
 import re
+import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -61,6 +62,7 @@ class S3Settings:
 
 class S3Pool:
     """See `Pool`. A name is taken with a conditional write, which the server must know (`If-None-Match`).
+    Before the first write two of one name are tried: where the second succeeds too, every `put` fails.
 
     NO_SPACE is never told: such stores have no end, or answer with an error like any other. Retries are
     the caller's. ConfigError when obstore is not installed or refuses the settings.
@@ -75,6 +77,9 @@ class S3Pool:
         self._secrets = [each for each in _secrets(settings) if each]
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(REQUESTS_MAX)
+        self._probing = asyncio.Lock()
+        self._conditional: bool | None = None  # Not known yet.
+        self._tried = "/".join(filter(None, (settings.prefix, "probe", secrets.token_hex(16))))
         self._lock = threading.Lock()
         self._calls = 0
         self._closed = False
@@ -203,17 +208,38 @@ class S3Pool:
         self._loop.close()
 
     async def _put(self, blob: Blob) -> bool:
+        await self._probe()
+        # A copy: the library reads it in its own threads, for a moment after a cancel too.
+        return await self._create(self._path(blob.name), b"".join((blob.header, blob.body)))
+
+    async def _create(self, path: str, whole: bytes) -> bool:
+        """Write an object that is not there yet; False when it is."""
         from obstore.exceptions import AlreadyExistsError
 
-        # A copy: the library reads it in its own threads, for a moment after a cancel too.
-        whole = b"".join((blob.header, blob.body))
         try:
             await self._obstore.put_async(
-                self._bucket, self._path(blob.name), whole, mode="create", use_multipart=False
+                self._bucket, path, whole, mode="create", use_multipart=False
             )
         except AlreadyExistsError:
             return False
         return True
+
+    async def _probe(self) -> None:
+        """Raise StorageFault where a name can be taken twice. Asks the server once."""
+        if self._conditional is None:
+            async with self._probing:
+                if self._conditional is None:
+                    self._conditional = await self._refuses_a_second()
+        if not self._conditional:
+            raise StorageFault(
+                Fault.IO, "the store ignores If-None-Match: names can be taken twice"
+            )
+
+    async def _refuses_a_second(self) -> bool:
+        await self._create(self._tried, b"1")
+        taken = await self._create(self._tried, b"2")
+        await self._remove([self._tried])
+        return not taken
 
     async def _get(self, blob: Blob) -> bool | StorageFault:
         try:

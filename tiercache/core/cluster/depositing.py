@@ -11,12 +11,16 @@ from tiercache.core.cluster.breaker import Breaker
 from tiercache.core.cluster.commands import Deposit
 from tiercache.core.cluster.events import Deposited
 from tiercache.core.cluster.peers import Peer
+from tiercache.core.debt import ByteDebt
 from tiercache.core.route import Ranked, Route
 from tiercache.core.worth import is_slower
 from tiercache.state.names import short
 
 _Name: TypeAlias = tuple[bytes, bytes]
 """A namespace and a digest."""
+
+AHEAD_S = 1.0
+"""What would go to the pool in so much time may go at once: else one large boundary held up all others."""
 
 
 class _Sending(NamedTuple):
@@ -32,8 +36,8 @@ class Depositing:
     """Counts resumes, and gives a boundary to the pool at its second one.
 
     What it gives is in memory and stays there until the pool has let go of it; so there is a limit to how
-    much of the memory that may be. Nothing waits for its turn: what cannot go now may go at its next
-    resume. A pool that fails, or is full, is left alone for a while.
+    much of the memory that may be, and to how fast it goes. Nothing waits for its turn: what cannot go
+    now may go at its next resume. A pool that fails, or is full, is left alone for a while.
     """
 
     def __init__(self, books: Books, pool: Peer | None) -> None:
@@ -45,6 +49,7 @@ class Depositing:
         self._sending: dict[int, _Sending] = {}
         self._names: set[_Name] = set()
         self._room = 0  # Memory that stays as it is for them.
+        self._debt = ByteDebt(limits.deposit_bytes_per_s)
 
     def __len__(self) -> int:
         """Deposits on their way."""
@@ -86,6 +91,7 @@ class Depositing:
             self._books.counters.add("deposits", why)
             return
         self._send(name, route, boundary, items)
+        self._debt.add(sum(item.nbytes for item in items), now)
 
     def _why_not(self, route: Route, boundary: int, items: Sequence[Item], now: float) -> str:
         books, pool = self._books, self._pool
@@ -106,7 +112,7 @@ class Depositing:
         busy = len(self._sending) >= limits.deposits_max or self._room + room > most
         if busy or not self._breaker.may_ask(now) or pool.breaker.is_sick(now):
             return "busy"
-        return ""
+        return "too_fast" if self._debt.wait_s(now) > AHEAD_S else ""
 
     def _send(self, name: _Name, route: Route, boundary: int, items: list[Item]) -> None:
         books, shelf = self._books, route.shelf
