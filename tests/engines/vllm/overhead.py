@@ -2,10 +2,10 @@
 
     PYTHONPATH=.:adapters/vllm:kernels PYTHON_OF_VLLM -m tests.engines.vllm.overhead [rounds]
 
-Two engines run the same prompts in turn, one with the connector and one without; every prompt is new, so
-that the one with the connector asks, misses and saves for each. Then a prompt of 4,096 tokens is restored
-and recomputed in turn, for the time to its first token. Prints JSON. A figure, and no test: it depends on
-the machine and on what else it does.
+Two engines run the same prompts in turn, one with the connector and one without, and then other pairs of
+two; every prompt is new, so that the one with the connector asks, misses and saves for each. Then a
+prompt of 4,096 tokens is restored and recomputed in turn, for the time to its first token. Prints JSON. A
+figure, and no test: it depends on the machine and on what else it does.
 """
 
 import json
@@ -23,6 +23,9 @@ PROMPTS = 16
 PROMPT_TOKENS = 512
 OUTPUT_TOKENS = 32
 PREFIX_TOKENS = 4096
+CLOCKS = ("wall", "cpu", "engine")
+PAIRS = 5
+"""Pairs of processes: how fast one is depends on where its memory lies, by as much as is measured here."""
 SETTINGS: Json = {"max_model_len": 8192, "max_num_batched_tokens": 8192}
 
 
@@ -55,26 +58,41 @@ def first_token(engine: Engine, ids: Sequence[int], salt: str) -> Json:
 def main(rounds: int) -> None:
     """Measure, and print."""
     launcher = Launcher()
+    pairs: list[Json] = []
     with tempfile.TemporaryDirectory(prefix="tc-") as name:
         folder = Path(name)
         host: Json = {"bytes": "1GiB", "segment_bytes": "128MiB"}
         with NodeProcess(launcher, folder, host=host) as node:
             node.start()
-            plain, ours = start(folder, "plain", None), start(folder, "ours", node.socket)
-            told = {"misses": misses(plain, ours, rounds), "hit": hit(ours, rounds)}
+            for pair in range(PAIRS):
+                plain, ours = _two(folder, pair, node.socket)
+                pairs.append(misses(plain, ours, rounds, 1_000_000 * (pair + 1)))
+                plain.close()
+                if pair == PAIRS - 1:
+                    told = {"misses": _of(pairs), "hit": hit(ours, rounds)}
+                ours.close()
             sys.stdout.write(json.dumps(told, indent=1) + "\n")
-            plain.close()
-            ours.close()
     launcher.close()
 
 
-def misses(plain: Engine, ours: Engine, rounds: int) -> Json:
-    """Return what 100 % misses cost, in batches and one request at a time."""
+def _two(folder: Path, pair: int, socket: Path) -> tuple[Engine, Engine]:
+    """Return an engine without a connector, and one with it; they start in turn."""
+    kinds: list[tuple[str, Path | None]] = [("plain", None), ("ours", socket)]
+    found = {
+        name: start(folder, f"{name}-{pair}", path)
+        for name, path in (kinds if pair % 2 == 0 else reversed(kinds))
+    }
+    return found["plain"], found["ours"]
+
+
+def misses(plain: Engine, ours: Engine, rounds: int, seeds: int) -> Json:
+    """Return what 100 % misses cost one pair, in batches and one request at a time: by clock, the median of
+    the ratios and of the milliseconds of one request, without and with."""
     batches: dict[str, list[Json]] = {"plain": [], "ours": []}
     single: dict[str, list[Json]] = {"plain": [], "ours": []}
     for turn in range(-1, rounds):
         for name, engine in (("plain", plain), ("ours", ours)):
-            seed = 1000 * (turn + 2)
+            seed = seeds + 1000 * (turn + 2)
             took = batch(engine, [prompt(seed + n, PROMPT_TOKENS) for n in range(PROMPTS)])
             singly = [
                 first_token(engine, prompt(seed + 100 + n, PROMPT_TOKENS), "") for n in range(8)
@@ -83,22 +101,31 @@ def misses(plain: Engine, ours: Engine, rounds: int) -> Json:
                 batches[name].append(took)
                 single[name] += singly
     told: Json = {}
-    for clock in ("wall", "cpu"):
-        ratios = [
-            b[clock] / a[clock] for a, b in zip(batches["plain"], batches["ours"], strict=True)
-        ]
-        alone = {
-            name: statistics.median(one[clock] for one in values) for name, values in single.items()
-        }
+    for clock in CLOCKS:
+        both = zip(batches["plain"], batches["ours"], strict=True)
         told[clock] = {
-            "batch_s": {
-                name: statistics.median(one[clock] for one in values)
-                for name, values in batches.items()
+            "batch_ratio": statistics.median(b[clock] / a[clock] for a, b in both),
+            **{
+                f"request_ms_{name}": 1e3 * statistics.median(one[clock] for one in values)
+                for name, values in single.items()
             },
-            "batch_ratios": sorted(round(ratio, 4) for ratio in ratios),
+        }
+    return told
+
+
+def _of(pairs: Sequence[Json]) -> Json:
+    """Return each figure of each pair, and the medians over them."""
+    told: Json = {}
+    for clock in CLOCKS:
+        of = [pair[clock] for pair in pairs]
+        more = [one["request_ms_ours"] - one["request_ms_plain"] for one in of]
+        ratios = [one["batch_ratio"] for one in of]
+        told[clock] = {
+            "request_ms": [(one["request_ms_plain"], one["request_ms_ours"]) for one in of],
+            "request_ms_more": more,
+            "request_ms_more_median": statistics.median(more),
+            "batch_ratios": ratios,
             "batch_ratio_median": statistics.median(ratios),
-            "request_ms": {name: 1e3 * value for name, value in alone.items()},
-            "request_ms_more": 1e3 * (alone["ours"] - alone["plain"]),
         }
     return told
 
@@ -118,7 +145,7 @@ def hit(ours: Engine, rounds: int) -> Json:
             restored.append(took)
             computed.append(fresh)
     told: Json = {}
-    for clock in ("wall", "cpu"):
+    for clock in CLOCKS:
         one = statistics.median(took[clock] for took in restored)
         other = statistics.median(took[clock] for took in computed)
         told[clock] = {"restored_s": one, "recomputed_s": other, "times_faster": other / one}
