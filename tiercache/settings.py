@@ -315,13 +315,14 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return a key, its value and the fix, when these cannot work."""
         master = r"[^\s/]+:\d{1,5}|etcd://\S+"
         if self.kind == "mooncake" and not re.fullmatch(master, self.mooncake_master):
-            return (
-                "mooncake_master",
-                self.mooncake_master,
-                "write where Mooncake's master listens, as host:port",
-            )
+            fix = "write where Mooncake's master listens, as host:port"
+            return "mooncake_master", self.mooncake_master, fix
         if self.kind == "s3" and not self.s3_bucket:
             return "s3_bucket", "", "name a bucket"
+        if self.s3_endpoint and not re.fullmatch(
+            r"https?://[^\s/?#@]+(/[^\s?#]*)?", self.s3_endpoint
+        ):
+            return "s3_endpoint", "", "write http:// or https://, a host, a port, and no more"
         if bool(self.s3_access_key_file) != bool(self.s3_secret_key_file):
             return "s3_secret_key_file", self.s3_secret_key_file, "name both files, or neither"
         return None

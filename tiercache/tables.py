@@ -6,6 +6,7 @@ description; a field that counts bytes (its name says so) may also be written as
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -98,10 +99,18 @@ def _value(where: str, key: str, value: object, kind: object) -> object:
     try:
         if unit == "bytes" and isinstance(value, str) and value[:1].isdecimal():
             value = parse_size(value)
-        return msgspec.convert(value, type=kind)
+        return _finite(msgspec.convert(value, type=kind))
     except (ValueError, msgspec.ValidationError) as error:
         expected = _expected(inspect.type_info(kind), unit)
         raise ConfigError(f"{where} = {toml_text(value)}: expected {expected}") from error
+
+
+def _finite(value: object) -> object:
+    """Return a value; ValueError where it is or holds a number that TOML knows and no setting does."""
+    for each in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ValueError(f"{each} is no number")
+    return value
 
 
 def _unit(key: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -290,7 +291,9 @@ class PoolService:
             raise
         except Exception as error:
             if self._seldom.due("raised", time.monotonic()) is not None:
-                LOG.exception("the pool's library failed")
+                # Without its text, in which there may be what was sent: a key, or a URL that holds one.
+                frames = "".join(traceback.format_tb(error.__traceback__))
+                LOG.error("the pool's library failed: %s\n%s", type(error).__name__, frames)
             raise StorageFault(Fault.IO, f"{type(error).__name__}") from error
 
 
