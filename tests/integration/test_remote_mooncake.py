@@ -31,9 +31,12 @@ from tiercache.testing.mooncake import (
     why_not,
 )
 from tiercache.testing.store_objects import SECRET, WITHIN_S, brief, get_of, put_of
+from tiercache.tiers import remote_mooncake
 from tiercache.tiers.remote import Blob, Get, Had, Late, Put
 from tiercache.tiers.remote_mooncake import MooncakePool
+from tiercache.tiers.remote_mooncake_client import Native
 from tiercache.tiers.remote_sealed import Realm, seal
+from tiercache.tiers.remote_staging import Region, address_of
 from tiercache.tiers.remote_store import SealedStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -224,6 +227,37 @@ def test_large_objects_come_in_pieces(node: Node) -> None:
     pool.close(WITHIN_S)
 
 
+def test_memory_that_cannot_be_registered_yet_or_at_all_holds_up_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinning a large arena takes long, and a device may refuse: calls do not wait for it, and go on."""
+    slow, refused = (memoryview(mmap.mmap(-1, 4 * MIB)) for _ in range(2))
+    begun, go = threading.Event(), threading.Event()
+
+    def registered(client: Native, region: Region) -> bool:
+        if region.address == address_of(slow):
+            begun.set()
+            assert go.wait(WITHIN_S)
+        if region.address == address_of(refused):
+            return False
+        return client.register_buffer(region.address, region.nbytes) == 0
+
+    monkeypatch.setattr(remote_mooncake, "_registered", registered)
+    node.pool.register(refused)
+    first, *puts = [put_of(number, 4 * MIB) for number in (1, 2, 3)]
+    assert node.put(first) == first.record
+    registering = threading.Thread(target=node.pool.register, args=(slow,))
+    registering.start()
+    assert begun.wait(WITHIN_S)
+    for put, memory in zip(puts, (slow, refused), strict=True):
+        memory[:] = put.source
+        assert node.put(put._replace(source=memory)) == put.record
+        assert node.get(put) == put.record
+    go.set()
+    registering.join()
+    assert node.get(puts[1]) == puts[1].record
+
+
 def test_a_full_pool_says_so_and_makes_room(node: Node) -> None:
     puts = [put_of(number, 8 * MIB) for number in range(12)]
     outcomes = [node.put(put) for put in puts]
@@ -268,6 +302,7 @@ CHILD = """
 import json, os, sys, time
 from tiercache.testing.store_objects import SECRET, brief, get_of, put_of
 from tiercache.tiers.remote_mooncake import MooncakePool
+from tiercache.tiers.remote_mooncake_client import Native
 from tiercache.tiers.remote_mooncake_client import MooncakeSettings
 from tiercache.tiers.remote_sealed import Realm
 from tiercache.tiers.remote_store import SealedStore

@@ -76,9 +76,13 @@ class MooncakePool:
         """See `Pool.register`."""
         region = Region(memory.cast("B"))
         with self._lock:
-            self._memory.append(region)
-            if self._client is not None:
-                self._client.register_buffer(region.address, region.nbytes)
+            client = self._client
+            if client is None:
+                self._memory.append(region)  # Registered when there is one.
+                return
+        if _registered(client, region):
+            with self._lock:
+                self._memory.append(region)
 
     def put(self, blobs: Sequence[Blob], within_s: float) -> list[bool | StorageFault]:
         """See `Pool.put`."""
@@ -298,11 +302,22 @@ class MooncakePool:
             with self._lock:
                 self._retry_at = time.monotonic() + CONNECT_RETRY_S
             raise StorageFault(Fault.IO, f"no connection to the master at {self._settings.master}")
-        with self._lock:
-            for region in self._memory:
-                client.register_buffer(region.address, region.nbytes)
-            self._client = client
-        return client
+        return self._take(client)
+
+    def _take(self, client: Native) -> Native:
+        """Register all memory, then use the client. Registering takes long: no call waits for it, as they
+        would for the lock."""
+        done = 0
+        while True:
+            with self._lock:
+                regions = self._memory[done:]
+                if not regions:
+                    self._client = client
+                    return client
+            refused = [region for region in regions if not _registered(client, region)]
+            with self._lock:  # What is not registered goes through a lane, as other memory does.
+                self._memory = [each for each in self._memory if each not in refused]
+            done += len(regions) - len(refused)
 
     def _replicate(self) -> object:
         config = self._module.ReplicateConfig()
@@ -345,6 +360,10 @@ class MooncakePool:
             yield Staged(views, homes, fresh)
         finally:
             client.unregister_buffer(fresh.address)
+
+
+def _registered(client: Native, region: Region) -> bool:
+    return client.register_buffer(region.address, region.nbytes) == 0
 
 
 def below(epoch: int) -> str:

@@ -58,7 +58,7 @@ class Native(Protocol):
         ...
 
     def register_buffer(self, address: int, nbytes: int) -> int:
-        """Let memory be moved to and from."""
+        """Let memory be moved to and from; 0 when that is done. Takes long where it pins pages."""
         ...
 
     def unregister_buffer(self, address: int) -> int:
