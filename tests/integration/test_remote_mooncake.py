@@ -31,7 +31,7 @@ from tiercache.testing.mooncake import (
     why_not,
 )
 from tiercache.testing.store_objects import SECRET, WITHIN_S, brief, get_of, put_of
-from tiercache.tiers import remote_mooncake
+from tiercache.tiers import remote_staging
 from tiercache.tiers.remote import Blob, Get, Had, Late, Put
 from tiercache.tiers.remote_mooncake import MooncakePool
 from tiercache.tiers.remote_mooncake_client import Native
@@ -242,7 +242,7 @@ def test_memory_that_cannot_be_registered_yet_or_at_all_holds_up_nothing(
             return False
         return client.register_buffer(region.address, region.nbytes) == 0
 
-    monkeypatch.setattr(remote_mooncake, "_registered", registered)
+    monkeypatch.setattr(remote_staging, "registered", registered)
     node.pool.register(refused)
     first, *puts = [put_of(number, 4 * MIB) for number in (1, 2, 3)]
     assert node.put(first) == first.record

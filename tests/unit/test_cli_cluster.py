@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from tiercache.cli.app import app
 from tiercache.cli.exits import Exit
-from tiercache.runtime.cluster.documents import Cleared, Members, Row
+from tiercache.runtime.cluster.documents import Cleared, Members, Row, Shared
 from tiercache.state import Label
 from tiercache.testing.answering import AnsweringNode
 from tiercache.wire import clustering
@@ -47,7 +47,7 @@ def knows(node: AnsweringNode, *digests: str) -> None:
     node.reports(wire.Stats, stats)
 
 
-def report(node: AnsweringNode, kind: type, body: Cleared | Members) -> None:
+def report(node: AnsweringNode, kind: type, body: Cleared | Members | Shared) -> None:
     node.reports(kind, msgspec.to_builtins(body))
 
 
@@ -100,6 +100,29 @@ def test_a_node_without_a_cluster_refuses(node: AnsweringNode) -> None:
     result = run(node, "members")
     assert result.exit_code == Exit.REFUSED
     assert "in no cluster" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "says"),
+    [
+        (("set", "-", "--host", "0.5", "--cluster"), (0.5, None), "- may take 0.5 of memory"),
+        (("set", "-", "--host", "1", "--nvme", "0", "--cluster"), (1.0, 0.0),
+         "- may take 1 of memory and 0 of the disk"),
+        (("unset", "-"), (None, None), "- may take what its own settings say"),
+    ],
+)  # fmt: skip
+def test_a_share_is_set_on_every_node(
+    node: AnsweringNode, words: tuple[str, ...], asked: tuple[float | None, ...], says: str
+) -> None:
+    report(node, clustering.ShareAll, Shared("-", asked[0], asked[1]))
+    result = run(node, "quota", *words)
+    assert result.exit_code == Exit.OK
+    assert f"On every node {says}." in result.stdout
+    (message,) = node.asked(clustering.ShareAll)
+    assert isinstance(message, clustering.ShareAll)
+    assert (message.tenant, message.host, message.nvme) == ("-", *asked)
+    told = json.loads(run(node, "quota", *words, "--json").stdout)
+    assert told == {"tenant": "-", "host": asked[0], "nvme": asked[1]}
 
 
 def members(standing_s: float, behind: dict[str, tuple[str, ...]]) -> Members:

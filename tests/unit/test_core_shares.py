@@ -224,6 +224,62 @@ def test_shares_are_bounded() -> None:
     assert (row(rig, A).host, row(rig, A).nvme) == (0.5, 0.5)
 
 
+def agreed(rig: Rig, **shares: tuple[float | None, float | None]) -> None:
+    """The cluster says what these tenants may take, named by their salts in lower case."""
+    salts = {"a": A, "b": B}
+    rig.tell(guard_events.SharesTold({label(salts[name]): each for name, each in shares.items()}))
+
+
+def test_what_the_cluster_says_goes_before_what_the_node_says() -> None:
+    rig = Rig(limits((A, 0.8, 0.5)))
+    a = tenant(rig, A)
+    saved(a, 16)
+    assert (row(rig, A).host, row(rig, A).nvme, row(rig, A).common) == (0.8, 0.5, False)
+    agreed(rig, a=(0.1, None), b=(None, 0.25))
+    assert (row(rig, A).host, row(rig, A).nvme, row(rig, A).common) == (0.1, 0.5, True)
+    assert (row(rig, B).host, row(rig, B).nvme) == (1.0, 0.25)
+    refused = rig.ask(
+        guard_events.SharesAsked(ADMIN, rig.number(), label(A), 0.5, None), cm.Refused
+    )
+    assert "the cluster says" in refused.text
+    assert row(rig, A).host == 0.1
+    flood(a, 20)
+    assert row(rig, A).taken["host"] <= row(rig, A).allowed["host"] == 4 * PAGE
+    agreed(rig, b=(None, 0.25))
+    assert (row(rig, A).host, row(rig, A).common) == (0.8, False)
+    setting(rig, A, 0.5)
+    assert row(rig, A).host == 0.5
+    agreed(rig)
+    assert label(B) not in {each.tenant for each in rows(rig)}
+
+
+def rows(rig: Rig) -> list[cm.ShareRow]:
+    asked = guard_events.SharesAsked(ADMIN, rig.number(), "", None, None)
+    return rig.ask(asked, cm.ShareRows).tenants
+
+
+def test_a_share_of_the_cluster_that_is_no_limit_shelters_nobody() -> None:
+    rig = Rig(limits((A, 0.8, 1.0)))
+    a = tenant(rig, A)
+    saved(a, 16)
+    agreed(rig, a=(1.0, 1.0))
+    agreed(rig, a=(1.0, 1.0))
+    assert (row(rig, A).host, row(rig, A).common) == (1.0, True)
+
+
+def test_of_what_the_cluster_says_only_sense_is_taken_and_not_too_much() -> None:
+    terms = msgspec.structs.replace(small(), protecting=Protecting(shares_max=2), name_bytes_max=16)
+    rig = Rig(terms)
+    said: dict[str, tuple[float | None, float | None]] = {
+        "": (0.1, 0.1), "n" * 17: (0.1, None), "high": (1.5, None), "low": (None, -0.1),
+        "nan": (float("nan"), None), "c": (0.3, None), "b": (0.2, None), "a": (0.1, 1.0),
+    }  # fmt: skip
+    rig.tell(guard_events.SharesTold(said))
+    assert [(each.tenant, each.host, each.nvme) for each in rows(rig)] == [
+        ("a", 0.1, 1.0), ("b", 0.2, 1.0),
+    ]  # fmt: skip
+
+
 def test_everybodys_shares_are_told() -> None:
     rig = Rig(limits((B, 0.2, 0.3), host_share=0.6, nvme_share=0.7))
     tenant(rig, "")

@@ -12,13 +12,13 @@ from tiercache.core import commands, events
 from tiercache.core.cluster import events as ev
 from tiercache.core.limits import Clustering, Limits
 from tiercache.core.machine import Machine
-from tiercache.registry.base import Member
+from tiercache.registry.base import Member, TenantShare
 from tiercache.registry.shared import Board, SharedRegistry
 from tiercache.runtime.cluster.calls import Calls
 from tiercache.runtime.cluster.carrying import Carrying
-from tiercache.runtime.cluster.documents import Cleared, Members
+from tiercache.runtime.cluster.documents import Cleared, Members, Shared
 from tiercache.runtime.cluster.flushed import NAME, Flushed
-from tiercache.runtime.cluster.operating import CLEARS_MAX, Operating
+from tiercache.runtime.cluster.operating import CLEARS_MAX, SHARES_MAX, Operating
 from tiercache.testing.nodes import START_S
 from tiercache.wire import clustering
 from tiercache.wire import messages as wire
@@ -269,3 +269,73 @@ async def test_a_clear_that_cannot_begin_says_so(operating: Operating, board: Bo
         (too_many,) = answers
         assert isinstance(too_many, wire.Failed)
         assert "try again" in too_many.text
+
+
+async def shared(
+    operating: Operating, tenant: str, host: float | None = None, nvme: float | None = None
+) -> wire.Report | wire.Failed:
+    return await asked(operating, clustering.ShareAll(4, tenant, host, nvme))
+
+
+async def test_a_share_is_set_for_all_and_unset_again(operating: Operating, board: Board) -> None:
+    async with joined(board) as registry, asyncio.TaskGroup() as tasks:
+        operating.open(registry, tasks)
+        for values, now in (((0.5, None), (0.5, None)), ((None, 0.25), (0.5, 0.25))):
+            answer = await shared(operating, "0123abcd", *values)
+            assert isinstance(answer, wire.Report)
+            assert msgspec.json.decode(answer.body, type=Shared) == Shared("0123abcd", *now)
+        assert board.read().shares == {"0123abcd": TenantShare(host=0.5, nvme=0.25)}
+        answer = await shared(operating, "0123abcd")
+        assert isinstance(answer, wire.Report)
+        assert board.read().shares == {}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "host", "kind"),
+    [("a salt", 0.5, "invalid"), ("0123ABCD", 0.5, "invalid"), ("-", 1.5, "invalid"),
+     ("-", float("nan"), "invalid")],
+)  # fmt: skip
+async def test_a_share_that_makes_no_sense_is_refused(
+    operating: Operating, board: Board, tenant: str, host: float, kind: str
+) -> None:
+    async with joined(board) as registry, asyncio.TaskGroup() as tasks:
+        operating.open(registry, tasks)
+        answer = await shared(operating, tenant, host)
+        assert isinstance(answer, wire.Failed)
+        assert (answer.call, answer.kind) == (4, kind)
+        assert board.read().shares == {}
+
+
+async def test_shares_are_bounded_and_those_that_are_there_can_be_changed(
+    operating: Operating, board: Board
+) -> None:
+    most = Machine(Limits((4096,))).limits.protecting.shares_max
+    for number in range(most):
+        board.share(f"{number:08x}", TenantShare(host=0.1))
+    async with joined(board) as registry, asyncio.TaskGroup() as tasks:
+        operating.open(registry, tasks)
+        answer = await shared(operating, "-", 0.5)
+        assert isinstance(answer, wire.Failed)
+        assert answer.kind == "refused"
+        assert isinstance(await shared(operating, f"{0:08x}", 0.5), wire.Report)
+        assert isinstance(await shared(operating, f"{0:08x}"), wire.Report)
+        assert isinstance(await shared(operating, "-", 0.5), wire.Report)
+
+
+async def test_a_registry_that_is_away_sets_no_share(operating: Operating, board: Board) -> None:
+    async with joined(board) as registry, asyncio.TaskGroup() as tasks:
+        operating.open(registry, tasks)
+        registry.away = True
+        answer = await shared(operating, "-", 0.5)
+        assert isinstance(answer, wire.Failed)
+        assert "may not have been set" in answer.text
+        registry.away = False
+
+
+async def test_only_so_many_shares_are_set_at_a_time(operating: Operating, board: Board) -> None:
+    async with joined(board) as registry, asyncio.TaskGroup() as tasks:
+        operating.open(registry, tasks)
+        calls = [shared(operating, "-", 0.5) for _ in range(SHARES_MAX + 1)]
+        answers = await asyncio.gather(*calls)
+        assert [type(answer) for answer in answers].count(wire.Failed) == 1
+        assert isinstance(await shared(operating, "-", 0.5), wire.Report)

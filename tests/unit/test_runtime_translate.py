@@ -122,7 +122,7 @@ def test_a_message_becomes_its_event(message: Spoken, event: events.Event) -> No
 
 
 def test_every_message_has_an_event() -> None:
-    not_for_the_core = {wire.Hello, wire.Detach, clustering.ClearAll, clustering.Members}
+    not_for_the_core = {wire.Hello, wire.Detach, *get_args(clustering.Request)}
     spoken = {type(message) for message, _ in CASES}
     assert spoken == set(get_args(wire.FromClient)) - not_for_the_core
     assert spoken == set(get_args(Spoken))
@@ -215,7 +215,7 @@ def test_reports_are_json_documents() -> None:
         "nvme": 1.0,
         "tenants": [
             {"tenant": "-", "host": 0.5, "nvme": 1.0, "allowed": taken, "taken": taken,
-             "outcomes": {"stored": 3}}
+             "outcomes": {"stored": 3}, "common": False}
         ],
     }  # fmt: skip
     assert document(commands.Verified(2, 64, [("k", "nvme", Fault.DAMAGED.value)], 9)) == {

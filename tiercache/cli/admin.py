@@ -16,6 +16,7 @@ from tiercache.cli.replies import (
     Members,
     PinRows,
     Rows,
+    Shared,
     ShareRows,
     Stats,
     Verified,
@@ -49,6 +50,7 @@ Question = (
     | guarding.Shares
     | clustering.ClearAll
     | clustering.Members
+    | clustering.ShareAll
 )
 Pinning = guarding.PinKeys | guarding.Unpin
 
@@ -135,6 +137,10 @@ class Admin:
     def members(self) -> Members:
         """Return the nodes of the cluster."""
         return self._ask(clustering.Members(next(self._calls)), Members)
+
+    def share_all(self, tenant: str, host: float | None, nvme: float | None) -> Shared:
+        """Set what a tenant may take on every node of the cluster; with neither, unset it."""
+        return self._ask(clustering.ShareAll(next(self._calls), tenant, host, nvme), Shared)
 
     def verify(self) -> Iterator[Verified]:
         """Have every copy read back and checked; yield the outcome of each page."""

@@ -10,10 +10,10 @@ import typer
 
 from tiercache.cli.asking import Deadline, Json, Socket, ask
 from tiercache.cli.exits import ContentError, UsageError
-from tiercache.cli.text import as_json, size
+from tiercache.cli.text import as_json, plain, size
 
 if TYPE_CHECKING:
-    from tiercache.cli.replies import ShareRows
+    from tiercache.cli.replies import Shared, ShareRows
 
 REFUSALS = {
     "nothing": "no key starts with {prefix}: see `tiercache ls`",
@@ -128,6 +128,9 @@ def put(
     tenant: Tenant,
     host: Share = None,
     nvme: Share = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="On every node of the cluster, from now on.")
+    ] = False,
     socket: Socket = "",
     json: Json = False,
     deadline: Deadline = 5.0,
@@ -136,8 +139,22 @@ def put(
     if host is None and nvme is None:
         raise UsageError("say --host or --nvme, each with a share from 0 to 1")
     with ask(socket, deadline) as node:
-        found = node.shares(_tenant(tenant), host, nvme)
-    _show(found, json=json)
+        if cluster:
+            _tell(node.share_all(_tenant(tenant), host, nvme), json=json)
+        else:
+            _show(node.shares(_tenant(tenant), host, nvme), json=json)
+
+
+@quota.command("unset")
+def unset(
+    tenant: Tenant,
+    socket: Socket = "",
+    json: Json = False,
+    deadline: Deadline = 5.0,
+) -> None:
+    """Forget what the cluster says of a tenant: from now on each node's own settings count."""
+    with ask(socket, deadline) as node:
+        _tell(node.share_all(_tenant(tenant), None, None), json=json)
 
 
 @quota.command("label")
@@ -157,6 +174,19 @@ def _show(found: "ShareRows", *, json: bool) -> None:
     if found.tenants:
         views.console(whole=True).print(views.shares(found.tenants))
     typer.echo(f"Others may take {found.host:g} of memory and {found.nvme:g} of the disk each.")
+
+
+def _tell(found: "Shared", *, json: bool) -> None:
+    if json:
+        typer.echo(as_json(found))
+        return
+    said = [
+        f"{share:g} of {what}"
+        for share, what in ((found.host, "memory"), (found.nvme, "the disk"))
+        if share is not None
+    ]
+    what = " and ".join(said) or "what its own settings say"
+    typer.echo(f"On every node {plain(found.tenant)} may take {what}.")
 
 
 def _tenant(name: str) -> str:

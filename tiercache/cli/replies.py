@@ -80,7 +80,8 @@ class PinRows(msgspec.Struct, frozen=True):
 
 
 class ShareRow(msgspec.Struct, frozen=True):
-    """One tenant: its shares, what they are in bytes, what it takes, what became of its offers."""
+    """One tenant: its shares, what they are in bytes, what it takes, what became of its offers. `common`:
+    the cluster says what it may take."""
 
     tenant: str
     host: float
@@ -88,6 +89,15 @@ class ShareRow(msgspec.Struct, frozen=True):
     allowed: dict[str, int]
     taken: dict[str, int]
     outcomes: dict[str, int]
+    common: bool = False
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What the cluster says that a tenant may take; None for what it leaves to each node."""
+
+    tenant: str
+    host: float | None
+    nvme: float | None
 
 
 class ShareRows(msgspec.Struct, frozen=True):
@@ -166,7 +176,7 @@ class Stats(msgspec.Struct, frozen=True):
     namespaces: list[tuple[Label, dict[str, int]]]
 
 
-Answer = Rows | Evicted | Verified | Stats | PinRows | ShareRows | Cleared | Members
+Answer = Rows | Evicted | Verified | Stats | PinRows | ShareRows | Shared | Cleared | Members
 Asked = TypeVar("Asked", bound=Answer)
 
 

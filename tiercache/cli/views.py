@@ -105,14 +105,14 @@ def shares(rows: Sequence[ShareRow]) -> RenderableType:
     """Return one line per tenant."""
     names = ("host", "takes", "of", "nvme", "takes", "of")
     outcomes = list(dict.fromkeys(name for row in rows for name in row.outcomes))
-    table = _table("tenant", *names, *outcomes, numbers=(*names, *outcomes))
+    table = _table("tenant", *names, *outcomes, "set by", numbers=(*names, *outcomes))
     for row in rows:
         cells: list[str] = []
         for tier, share in zip(TIERS, (row.host, row.nvme), strict=True):
             taken, allowed = row.taken.get(tier, 0), row.allowed.get(tier, 0)
             cells += [f"{share:g}", text.size(taken), text.size(allowed)]
         counts = (f"{row.outcomes.get(name, 0):,}" for name in outcomes)
-        _add(table, row.tenant, *cells, *counts)
+        _add(table, row.tenant, *cells, *counts, "cluster" if row.common else "node")
     return table
 
 

@@ -242,7 +242,7 @@ class PinRows(_Command, frozen=True):
 
 class ShareRow(_Command, frozen=True):
     """One tenant: the shares it may take, what that is in bytes, what it takes, and what became of its
-    offers."""
+    offers. `common`: the cluster says what it may take."""
 
     tenant: str
     host: float
@@ -250,6 +250,7 @@ class ShareRow(_Command, frozen=True):
     allowed: dict[str, int]
     taken: dict[str, int]
     outcomes: dict[str, int]
+    common: bool = False
 
 
 class ShareRows(_Command, frozen=True):

@@ -359,7 +359,7 @@ Event = (
     | EvictAsked
     | ClearAsked
     | VerifyAsked
-    | guard_events.Asked
+    | guard_events.Event
     | Committed
     | Cancelled
     | Released

@@ -58,4 +58,14 @@ class SharesAsked(_Event, frozen=True):
     nvme: float | None
 
 
+class SharesTold(_Event, frozen=True):
+    """What the cluster says that tenants may take, by name: the parts of memory and of the disk, None for
+    what it leaves to this node. All there is: what is not in it any more is this node's again."""
+
+    shares: dict[str, tuple[float | None, float | None]]
+
+
 Asked = PinAsked | KeysPinAsked | UnpinAsked | PinsAsked | SharesAsked
+"""What is answered."""
+
+Event = Asked | SharesTold

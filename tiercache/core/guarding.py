@@ -8,11 +8,12 @@ from tiercache.core.catalog import Item, Shelf, Status
 from tiercache.core.commands import Pinned, PinRow, PinRows, Refused, ReplyBody, ShareRow, ShareRows
 from tiercache.core.filling import Filling
 from tiercache.core.guard_events import (
-    Asked,
+    Event,
     KeysPinAsked,
     PinAsked,
     PinsAsked,
     SharesAsked,
+    SharesTold,
     UnpinAsked,
 )
 from tiercache.core.operation import Selector
@@ -24,7 +25,8 @@ from tiercache.state.canonical import DIGEST_BYTES
 
 
 class Guarding:
-    """Answers `PinAsked`, `KeysPinAsked`, `UnpinAsked`, `PinsAsked` and `SharesAsked`; ends what is due."""
+    """Answers `PinAsked`, `KeysPinAsked`, `UnpinAsked`, `PinsAsked` and `SharesAsked`; ends what is due;
+    keeps to what the cluster says (`SharesTold`)."""
 
     def __init__(self, books: Books, writeback: WriteBack, filling: Filling) -> None:
         self._books = books
@@ -49,8 +51,8 @@ class Guarding:
         for pin in self._books.protection.pins.of_session(session.number):
             self._end(pin, "session")
 
-    def take(self, event: Asked) -> None:
-        """Answer."""
+    def take(self, event: Event) -> None:
+        """Answer; what the cluster says has no answer."""
         match event:
             case PinAsked():
                 answer: ReplyBody = self._pin(event)
@@ -62,6 +64,9 @@ class Guarding:
                 answer = self._pins()
             case SharesAsked():
                 answer = self._shares(event)
+            case SharesTold():
+                self._agree(event)
+                return
         self._books.reply(event.session, event.call, answer)
 
     # --- pins
@@ -178,7 +183,7 @@ class Guarding:
             if problem:
                 return Refused("invalid", problem)
         known = {tenant.name: tenant for tenant in tenants}
-        names = sorted({*known, *tenants.shares()})
+        names = sorted({*known, *tenants.named()})
         rows = [
             self._row(known.get(name) or Tenant(name, tenants.share_of(name), self._capacity))
             for name in names
@@ -194,7 +199,8 @@ class Guarding:
         allowed = {tier: tenant.allowed(tier) for tier in TIERS}
         share = tenant.share
         taken, outcomes = dict(tenant.taken), dict(tenant.outcomes)
-        return ShareRow(tenant.name, share.host, share.nvme, allowed, taken, outcomes)
+        common = self._books.protection.tenants.is_common(tenant.name)
+        return ShareRow(tenant.name, share.host, share.nvme, allowed, taken, outcomes, common)
 
     def _set_share(self, asked: SharesAsked) -> str:
         books = self._books
@@ -208,15 +214,37 @@ class Guarding:
             return f"a tenant's name has 1..{limits.name_bytes_max} bytes"
         if problem := share.why_not():
             return problem
-        if name not in tenants.shares() and len(tenants.shares()) >= limits.protecting.shares_max:
+        if tenants.is_common(name):
+            return f"the cluster says what {name} may take: quota set --cluster, or quota unset"
+        if name not in tenants.own() and len(tenants.own()) >= limits.protecting.shares_max:
             return f"{limits.protecting.shares_max} tenants have shares already"
         tenants.keep(name, share)
-        tenant = tenants.find(name)
-        if tenant is not None:
-            books.eviction.move(tenant, lambda: setattr(tenant, "share", share))
-            if not tenant.is_limited:
-                books.protection.shelters.pop(tenant, None)
+        self._apply(name)
         return ""
+
+    def _agree(self, event: SharesTold) -> None:
+        """What makes no sense is left out, and what is too much: the same on every node."""
+        limits, tenants = self._books.limits, self._books.protection.tenants
+        sound = {
+            name: (host, nvme)
+            for name, (host, nvme) in sorted(event.shares.items())
+            if 0 < len(name.encode()) <= limits.name_bytes_max
+            and not Share(host or 0.0, nvme or 0.0).why_not()
+        }
+        for name in sorted(
+            tenants.agree(dict(islice(sound.items(), limits.protecting.shares_max)))
+        ):
+            self._apply(name)
+
+    def _apply(self, name: str) -> None:
+        books = self._books
+        tenants = books.protection.tenants
+        tenant, share = tenants.find(name), tenants.share_of(name)
+        if tenant is None or tenant.share == share:
+            return
+        books.eviction.move(tenant, lambda: setattr(tenant, "share", share))
+        if not tenant.is_limited:
+            books.protection.shelters.pop(tenant, None)
 
 
 def _resting_on(shelf: Shelf, parts: Iterable[Part], asked: PinAsked) -> list[Item] | None:

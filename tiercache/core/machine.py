@@ -110,7 +110,7 @@ class Machine:
                 self._finding.take(event)
             case _ if isinstance(event, ev.Outcome):
                 self._complete(event, now)
-            case _ if isinstance(event, guard_events.Asked):
+            case _ if isinstance(event, guard_events.Event):
                 self._guarding.take(event)
             case (
                 cluster.LocateAsked()

@@ -89,6 +89,7 @@ class Tenants:
     ) -> None:
         self.default = default
         self._shares = dict(shares)  # Those that an operator set, kept while nothing is held.
+        self._common: dict[str, tuple[float | None, float | None]] = {}  # The cluster's.
         self._capacity = dict(capacity)
         self._known: dict[str, Tenant] = {}
 
@@ -136,17 +137,33 @@ class Tenants:
         return self._known.get(name)
 
     def share_of(self, name: str) -> Share:
-        """Return what a tenant of that name may take."""
-        return self._shares.get(name, self.default)
+        """Return what a tenant of that name may take: what the cluster says, else what this node does."""
+        own = self._shares.get(name, self.default)
+        host, nvme = self._common.get(name, (None, None))
+        return Share(own.host if host is None else host, own.nvme if nvme is None else nvme)
+
+    def is_common(self, name: str) -> bool:
+        """Return whether the cluster says what a tenant of that name may take."""
+        return name in self._common
 
     def overcommitted(self, tier: str) -> bool:
         """Return whether those who have a share were promised more than there is, all together."""
         shares = (t.share.host if tier == "host" else t.share.nvme for t in self._known.values())
         return sum(share for share in shares if share < 1) > 1
 
-    def shares(self) -> Mapping[str, Share]:
-        """Return the shares that were set, by name."""
+    def named(self) -> set[str]:
+        """Return the names that have a share, of the cluster's or of this node's."""
+        return {*self._shares, *self._common}
+
+    def own(self) -> Mapping[str, Share]:
+        """Return the shares that were set on this node, by name."""
         return self._shares
+
+    def agree(self, common: Mapping[str, tuple[float | None, float | None]]) -> set[str]:
+        """Take what the cluster says from now on; return the names it spoke of or speaks of."""
+        named = {*self._common, *common}
+        self._common = dict(common)
+        return named
 
     def keep(self, name: str, share: Share) -> None:
         """Remember the share of a name."""

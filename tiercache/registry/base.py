@@ -25,16 +25,31 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     nvme_bytes: int = 0
 
 
+class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of each tier that a tenant may take on every node, 0 to 1. None: what the node says."""
+
+    host: float | None = None
+    nvme: float | None = None
+
+    def changed(self, change: "TenantShare") -> "TenantShare":
+        """Return this share with what `change` says of it."""
+        return TenantShare(
+            host=self.host if change.host is None else change.host,
+            nvme=self.nvme if change.nvme is None else change.nvme,
+        )
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What was shared at one moment; all of it was read at once.
 
     `flushes`: the number of each namespace's last flush. `dropped`: for each member, up to which flush
-    of a namespace it has dropped what it held.
+    of a namespace it has dropped what it held. `shares`: what tenants may take, by their labels.
     """
 
     members: Mapping[str, Member] = msgspec.field(default_factory=dict)
     flushes: Mapping[str, int] = msgspec.field(default_factory=dict)
     dropped: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=dict)
+    shares: Mapping[str, TenantShare] = msgspec.field(default_factory=dict)
 
     def behind(self, namespace: str, flush: int) -> tuple[str, ...]:
         """Return the members that may still hold objects from before that flush, by name."""
@@ -85,6 +100,11 @@ class Registry(Protocol):
     async def dropped(self, namespace: str, flush: int) -> None:
         """Say that this node has dropped all that it held from before that flush. Raises
         UnavailableError; what was said is said again when the node becomes a member anew."""
+        ...
+
+    async def share(self, tenant: str, change: TenantShare | None) -> TenantShare | None:
+        """Change what a tenant may take on every node; what `change` leaves out stays as it is. None:
+        nothing is said of it any more. Returns what is said now. Raises UnavailableError."""
         ...
 
 

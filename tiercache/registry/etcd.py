@@ -147,11 +147,16 @@ class Etcd:
         body = {"key": _coded(key), "value": _coded(value), "lease": str(lease)}
         await self._ask("v3/kv/put", body, _DONE)
 
-    async def swap(self, key: str, value: str, *, revision: int) -> bool:
-        """Write a pair if it was written last at `revision` (0: if it is not there); False if not."""
+    async def swap(self, key: str, value: str | None, *, revision: int) -> bool:
+        """Write a pair, or remove it (None), if it was written last at `revision` (0: if it is not there);
+        False if not."""
+        name = _coded(key)
+        change: dict[str, dict[str, str]] = {"request_delete_range": {"key": name}}
+        if value is not None:
+            change = {"request_put": {"key": name, "value": _coded(value)}}
         body = {
-            "compare": [{"key": _coded(key), "target": "MOD", "mod_revision": str(revision)}],
-            "success": [{"request_put": {"key": _coded(key), "value": _coded(value)}}],
+            "compare": [{"key": name, "target": "MOD", "mod_revision": str(revision)}],
+            "success": [change],
         }
         return (await self._ask("v3/kv/txn", body, _DONE)).succeeded
 

@@ -3,6 +3,7 @@
     /<cluster>/members/<name>                       a `Member`, under the node's lease
     /<cluster>/dropped/<name>/<boot>/<namespace>    the flush up to which it has dropped, under that lease
     /<cluster>/flushes/<namespace>                  the number of its last flush
+    /<cluster>/shares/<tenant>                      a `TenantShare`
 
 A watch only says that something changed. A view is always one reading of everything at one revision, so
 there is no history to merge and nothing to miss.
@@ -13,14 +14,24 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from tiercache.errors import ConfigError, UnavailableError
-from tiercache.registry.base import Changed, Member, View, check_name, next_flush
+from tiercache.registry.base import (
+    Changed,
+    Member,
+    TenantShare,
+    View,
+    check_name,
+    next_flush,
+)
 from tiercache.registry.etcd import Etcd, Reading
 
 LOG = logging.getLogger("tiercache.registry")
+
+_Value = TypeVar("_Value", Member, TenantShare)
 
 KEEPS_PER_TTL = 3
 """A lease is kept this often in its time to live, so that a lost message or two does not end it."""
@@ -29,7 +40,7 @@ READS_APART_S = 0.02
 """Many changes at once, as when a cluster starts, are read together."""
 
 SWAPS_MAX = 64
-"""Attempts to count a flush while others count theirs."""
+"""Attempts to change a pair while others change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +173,13 @@ class EtcdRegistry:
         members: dict[str, Member] = {}
         flushes: dict[str, int] = {}
         dropped: dict[tuple[str, str], dict[str, int]] = {}
+        shares: dict[str, TenantShare] = {}
         for pair in reading.pairs:
             match pair.key.removeprefix(self._root).split("/"):
                 case ["members", name] if (member := _member(pair.value, name)) is not None:
                     members[name] = member
+                case ["shares", tenant] if (share := _decoded(pair.value, TenantShare)) is not None:
+                    shares[tenant] = share
                 case ["flushes", namespace] if pair.value.isdecimal():
                     flushes[namespace] = int(pair.value)
                 case ["dropped", name, boot, namespace] if pair.value.isdecimal():
@@ -174,20 +188,39 @@ class EtcdRegistry:
                     LOG.debug("not ours, or of another version: %s", pair.key)
         # What a member's earlier start has dropped says nothing of what this one found on its disk.
         current = {name: dropped.get((name, member.boot), {}) for name, member in members.items()}
-        return View(members=members, flushes=flushes, dropped=current)
+        return View(members=members, flushes=flushes, dropped=current, shares=shares)
 
-    # --- flushes
+    # --- flushes and shares
 
     async def flush(self, namespace: str) -> int:
         """See `Registry`."""
         key = f"{self._root}flushes/{check_name(namespace, 'namespace')}"
+
+        def next_one(before: str) -> str:
+            return str(next_flush(int(before or 0), self._clock.wall()))
+
+        return int(await self._swap(key, next_one) or 0)
+
+    async def share(self, tenant: str, change: TenantShare | None) -> TenantShare | None:
+        """See `Registry`."""
+        key = f"{self._root}shares/{check_name(tenant, 'tenant')}"
+
+        def changed(before: str) -> str | None:
+            if change is None:
+                return None
+            return _text((_decoded(before, TenantShare) or TenantShare()).changed(change))
+
+        return _decoded(await self._swap(key, changed) or "", TenantShare)
+
+    async def _swap(self, key: str, changed: Callable[[str], str | None]) -> str | None:
+        """Change a pair from what it is, "" when it is not there; return what it is now."""
         for _ in range(SWAPS_MAX):
             there = [pair for pair in (await self._etcd.read(key)).pairs if pair.key == key]
-            last, revision = (int(there[0].value), there[0].revision) if there else (0, 0)
-            flush = next_flush(last, self._clock.wall())
-            if await self._etcd.swap(key, str(flush), revision=revision):
-                return flush
-        raise UnavailableError(f"unavailable: {SWAPS_MAX} others flushed {namespace} meanwhile")
+            before, revision = (there[0].value, there[0].revision) if there else ("", 0)
+            value = changed(before)
+            if await self._etcd.swap(key, value, revision=revision):
+                return value
+        raise UnavailableError(f"unavailable: {SWAPS_MAX} others changed {key} meanwhile")
 
     async def dropped(self, namespace: str, flush: int) -> None:
         """See `Registry`."""
@@ -205,13 +238,18 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _text(member: Member) -> str:
-    return msgspec.json.encode(member).decode()
+def _text(value: Member | TenantShare) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _decoded(text: str, kind: type[_Value]) -> _Value | None:
+    """Return the value; None for what is none of this version."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError:
+        return None
 
 
 def _member(text: str, name: str) -> Member | None:
-    try:
-        member = msgspec.json.decode(text, type=Member)
-    except msgspec.DecodeError:
-        return None
-    return member if member.name == name else None
+    member = _decoded(text, Member)
+    return member if member is not None and member.name == name else None

@@ -4,7 +4,14 @@ import asyncio
 from collections.abc import Callable
 
 from tiercache.errors import ConfigError, UnavailableError
-from tiercache.registry.base import Changed, Member, View, check_name, next_flush
+from tiercache.registry.base import (
+    Changed,
+    Member,
+    TenantShare,
+    View,
+    check_name,
+    next_flush,
+)
 
 
 class Board:
@@ -17,6 +24,7 @@ class Board:
         self._members: dict[str, tuple[Member, float]] = {}
         self._flushes: dict[str, int] = {}
         self._dropped: dict[str, dict[str, int]] = {}
+        self._shares: dict[str, TenantShare] = {}
         self.changed = asyncio.Event()  # Set at the next change, and then another one.
 
     def put(self, member: Member, dropped: dict[str, int]) -> float:
@@ -42,6 +50,14 @@ class Board:
         self.touch()
         return self._flushes[namespace]
 
+    def share(self, tenant: str, change: TenantShare | None) -> TenantShare | None:
+        """Change what a tenant may take; return what is said of it now."""
+        before = self._shares.pop(tenant, TenantShare())
+        if change is not None:
+            self._shares[tenant] = before.changed(change)
+        self.touch()
+        return self._shares.get(tenant)
+
     def touch(self) -> None:
         """Tell whoever waits that something changed, time included."""
         self.changed.set()
@@ -56,6 +72,7 @@ class Board:
             members={name: member for name, (member, _) in self._members.items()},
             flushes=dict(self._flushes),
             dropped={name: dict(flushes) for name, flushes in self._dropped.items()},
+            shares=dict(self._shares),
         )
 
 
@@ -113,6 +130,12 @@ class SharedRegistry:
         if self._joined:
             self._reach()
             self._board.put(self._member, self._dropped)
+
+    async def share(self, tenant: str, change: TenantShare | None) -> TenantShare | None:
+        """See `Registry`."""
+        check_name(tenant, "tenant")
+        self._reach()
+        return self._board.share(tenant, change)
 
     def _reach(self) -> None:
         if self.away:

@@ -260,7 +260,7 @@ class Server:
             case wire.Detach():
                 session.detached = True
                 return
-            case clustering.ClearAll() | clustering.Members():
+            case clustering.ClearAll() | clustering.Members() | clustering.ShareAll():
                 self.ask_cluster(message, partial(self._of_cluster, session.number))
                 return
             case wire.Attach(call) if self._owners.full:

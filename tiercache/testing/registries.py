@@ -13,7 +13,7 @@ from typing import Protocol
 import pytest
 
 from tiercache.errors import ConfigError, UnavailableError
-from tiercache.registry.base import Member, Registry, View
+from tiercache.registry.base import Member, Registry, TenantShare, View
 
 WAIT_S = 20.0
 
@@ -207,6 +207,28 @@ class RegistryContract:
             await ground.heal("a")
             await a.until(lambda view: view.flushes.get("ns") == flush)
 
+    async def test_what_tenants_may_take_is_the_same_everywhere(self, ground: Ground) -> None:
+        """Each value is set by itself, and stays until nothing is said any more."""
+        async with joined(ground, member("a"), member("b")) as (a, b):
+            assert await a.registry.share("-", TenantShare(host=0.5)) == TenantShare(host=0.5)
+            both = TenantShare(host=0.5, nvme=0.0)
+            assert await b.registry.share("-", TenantShare(nvme=0.0)) == both
+            assert await b.registry.share("0123abcd", TenantShare(host=1.0)) is not None
+            for each in (a, b):
+                await each.until(lambda view: view.shares.get("-") == both)
+                await each.until(lambda view: set(view.shares) == {"-", "0123abcd"})
+            assert await a.registry.share("-", None) is None
+            assert await a.registry.share("-", None) is None
+            await b.until(lambda view: set(view.shares) == {"0123abcd"})
+            changes = [TenantShare(host=0.1), TenantShare(nvme=0.2)] * 3
+            await asyncio.gather(*(b.registry.share("-", change) for change in changes))
+            await a.until(lambda view: view.shares.get("-") == TenantShare(host=0.1, nvme=0.2))
+            await ground.cut("a")
+            with pytest.raises(UnavailableError):
+                await a.registry.share("-", None)
+            assert "-" in a.registry.view.shares
+            await ground.heal("a")
+
     @pytest.mark.parametrize("name", ["", "a/b", "a b", "ä", "x" * 129, "a\0"])
     async def test_names_that_cannot_be_keys_are_refused(self, ground: Ground, name: str) -> None:
         """Names come from settings, and from labels of models."""
@@ -217,3 +239,5 @@ class RegistryContract:
             await registry.flush(name)
         with pytest.raises(ConfigError):
             await registry.dropped(name, 1)
+        with pytest.raises(ConfigError):
+            await registry.share(name, None)

@@ -9,12 +9,9 @@ larger than one, everything is lost with a master that has no log of its operati
 checksums are optional. Nothing above this file believes it more than that.
 """
 
-import mmap
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from tiercache.errors import Fault, StorageFault
@@ -28,14 +25,11 @@ from tiercache.tiers.remote_mooncake_client import (
     config_of,
     load,
 )
-from tiercache.tiers.remote_staging import Region, Staged, home_of
+from tiercache.tiers.remote_staging import Staging
 from tiercache.tiers.remote_waiting import Workers
 
 CONNECT_RETRY_S = 1.0
 """After the master refused or could not be reached, how long until the next attempt."""
-
-LANE_BYTES = 512 << 10
-"""Registered memory of each call, for headers and for small objects in memory that is not."""
 
 PIECE_BYTES = 4 << 20
 RANGED_BYTES_MIN = 2 * PIECE_BYTES
@@ -66,23 +60,11 @@ class MooncakePool:
         self._client: Native | None = None
         self._retry_at = 0.0
         self._closed = False
-        self._memory: list[Region] = []
-        # As many lanes as calls can be under way: none ever waits for one.
-        self._lanes: queue.SimpleQueue[Region] = queue.SimpleQueue()
-        for _ in range(settings.threads):
-            self._lanes.put(self._own(LANE_BYTES))
+        self._staging = Staging(settings.threads)
 
     def register(self, memory: memoryview) -> None:
         """See `Pool.register`."""
-        region = Region(memory.cast("B"))
-        with self._lock:
-            client = self._client
-            if client is None:
-                self._memory.append(region)  # Registered when there is one.
-                return
-        if _registered(client, region):
-            with self._lock:
-                self._memory.append(region)
+        self._staging.add(memory.cast("B"))
 
     def put(self, blobs: Sequence[Blob], within_s: float) -> list[bool | StorageFault]:
         """See `Pool.put`."""
@@ -137,11 +119,9 @@ class MooncakePool:
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
-            for region in self._memory:
-                client.unregister_buffer(region.address)
+            self._staging.leave()
         self._workers.close()
         self._connecting.close()
-        self._memory.clear()
         return None
 
     def _batch(
@@ -167,7 +147,7 @@ class MooncakePool:
         if not free:
             return outcomes
         some = [blobs[at] for at in free]
-        with self._staged(client, some, with_bodies=True) as staged:
+        with self._staging.staged(client, some, with_bodies=True) as staged:
             staged.take_in()
             codes = client.batch_put_from_multi_buffers(
                 [blob.name.path for blob in some], staged.addresses, staged.sizes, self._replicate()
@@ -196,7 +176,7 @@ class MooncakePool:
     def _get_ranges(self, client: Native, blobs: Sequence[Blob]) -> list[bool | StorageFault]:
         """Fetch in pieces, which Mooncake moves side by side: faster than one large move."""
         buffers, keys, to, at, sizes = [], [], [], [], []
-        with self._staged(client, blobs, with_bodies=True) as staged:
+        with self._staging.staged(client, blobs, with_bodies=True) as staged:
             for blob, places, lengths in zip(blobs, staged.addresses, staged.sizes, strict=True):
                 offset = 0
                 for place, length in zip(places, lengths, strict=True):
@@ -224,7 +204,7 @@ class MooncakePool:
 
     def _get_whole(self, client: Native, blobs: Sequence[Blob]) -> list[bool | StorageFault]:
         paths = [blob.name.path for blob in blobs]
-        with self._staged(client, blobs, with_bodies=True) as staged:
+        with self._staging.staged(client, blobs, with_bodies=True) as staged:
             codes = client.batch_get_into_multi_buffers(paths, staged.addresses, staged.sizes)
             staged.give_out()
         return [
@@ -233,7 +213,7 @@ class MooncakePool:
         ]
 
     def _heads(self, client: Native, blobs: Sequence[Blob]) -> list[bool | StorageFault]:
-        with self._staged(client, blobs, with_bodies=False) as staged:
+        with self._staging.staged(client, blobs, with_bodies=False) as staged:
             offsets = [[address - staged.base for address in each] for each in staged.addresses]
             (codes,) = client.get_into_ranges(
                 [staged.base],
@@ -302,68 +282,15 @@ class MooncakePool:
             with self._lock:
                 self._retry_at = time.monotonic() + CONNECT_RETRY_S
             raise StorageFault(Fault.IO, f"no connection to the master at {self._settings.master}")
-        return self._take(client)
-
-    def _take(self, client: Native) -> Native:
-        """Register all memory, then use the client. Registering takes long: no call waits for it, as they
-        would for the lock."""
-        done = 0
-        while True:
-            with self._lock:
-                regions = self._memory[done:]
-                if not regions:
-                    self._client = client
-                    return client
-            refused = [region for region in regions if not _registered(client, region)]
-            with self._lock:  # What is not registered goes through a lane, as other memory does.
-                self._memory = [each for each in self._memory if each not in refused]
-            done += len(regions) - len(refused)
+        self._staging.use(client)
+        with self._lock:
+            self._client = client
+        return client
 
     def _replicate(self) -> object:
         config = self._module.ReplicateConfig()
         config.replica_num = self._settings.replicas
         return config
-
-    def _own(self, nbytes: int) -> Region:
-        region = Region(memoryview(mmap.mmap(-1, nbytes)))
-        self._memory.append(region)
-        return region
-
-    @contextmanager
-    def _staged(
-        self, client: Native, blobs: Sequence[Blob], *, with_bodies: bool
-    ) -> Iterator[Staged]:
-        """Give every piece a registered place: its own, or one in a lane, or in fresh memory."""
-        with self._lock:
-            regions = tuple(self._memory)
-        pieces = [(blob.header, blob.body) if with_bodies else (blob.header,) for blob in blobs]
-        homes = [[home_of(piece, regions) for piece in each if len(piece)] for each in pieces]
-        views = [[piece for piece in each if len(piece)] for each in pieces]
-        if not with_bodies:
-            homes = [[0] * len(each) for each in homes]  # All in one region: they are ranges of it.
-        nbytes = sum(
-            len(view)
-            for each, places in zip(views, homes, strict=True)
-            for view, home in zip(each, places, strict=True)
-            if not home
-        )
-        if nbytes <= LANE_BYTES:
-            lane = self._lanes.get()
-            try:
-                yield Staged(views, homes, lane)
-            finally:
-                self._lanes.put(lane)
-            return
-        fresh = Region(memoryview(mmap.mmap(-1, nbytes)))
-        client.register_buffer(fresh.address, fresh.nbytes)
-        try:
-            yield Staged(views, homes, fresh)
-        finally:
-            client.unregister_buffer(fresh.address)
-
-
-def _registered(client: Native, region: Region) -> bool:
-    return client.register_buffer(region.address, region.nbytes) == 0
 
 
 def below(epoch: int) -> str:

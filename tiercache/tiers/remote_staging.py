@@ -1,8 +1,18 @@
 """Memory that a network card may touch: registered once, and a way through it for all other memory."""
 
-from collections.abc import Sequence
+import mmap
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+
+from tiercache.tiers.remote import Blob
+from tiercache.tiers.remote_mooncake_client import Native
+
+LANE_BYTES = 512 << 10
+"""Registered memory of each call, for headers and for small objects in memory that is not."""
 
 
 class Region:
@@ -45,6 +55,93 @@ class Staged:
         """Copy it back."""
         for piece, place in self._moved:
             np.copyto(np.frombuffer(piece, np.uint8), np.frombuffer(place, np.uint8))
+
+
+class Staging:
+    """The memory that is registered with one client, and as many lanes as calls can be under way: none
+    ever waits for one."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lock = threading.Lock()
+        self._client: Native | None = None
+        self._regions: list[Region] = []
+        self._lanes: queue.SimpleQueue[Region] = queue.SimpleQueue()
+        for _ in range(lanes):
+            lane = Region(memoryview(mmap.mmap(-1, LANE_BYTES)))
+            self._regions.append(lane)
+            self._lanes.put(lane)
+
+    def add(self, memory: memoryview) -> None:
+        """Register memory, now or when there is a client. What is refused goes through a lane, as all
+        other memory does."""
+        region = Region(memory)
+        with self._lock:
+            client = self._client
+            if client is None:
+                self._regions.append(region)
+                return
+        if registered(client, region):
+            with self._lock:
+                self._regions.append(region)
+
+    def use(self, client: Native) -> None:
+        """Register all memory with a client. That takes long: nothing else waits for it."""
+        done = 0
+        while True:
+            with self._lock:
+                regions = self._regions[done:]
+                if not regions:
+                    self._client = client
+                    return
+            refused = [region for region in regions if not registered(client, region)]
+            with self._lock:
+                self._regions = [each for each in self._regions if each not in refused]
+            done += len(regions) - len(refused)
+
+    def leave(self) -> None:
+        """Take all of it back from the client. No call may be under way."""
+        client, self._client = self._client, None
+        if client is not None:
+            for region in self._regions:
+                client.unregister_buffer(region.address)
+        self._regions.clear()
+
+    @contextmanager
+    def staged(
+        self, client: Native, blobs: Sequence[Blob], *, with_bodies: bool
+    ) -> Iterator[Staged]:
+        """Give every piece a registered place: its own, or one in a lane, or in fresh memory."""
+        with self._lock:
+            regions = tuple(self._regions)
+        pieces = [(blob.header, blob.body) if with_bodies else (blob.header,) for blob in blobs]
+        homes = [[home_of(piece, regions) for piece in each if len(piece)] for each in pieces]
+        views = [[piece for piece in each if len(piece)] for each in pieces]
+        if not with_bodies:
+            homes = [[0] * len(each) for each in homes]  # All in one region: they are ranges of it.
+        nbytes = sum(
+            len(view)
+            for each, places in zip(views, homes, strict=True)
+            for view, home in zip(each, places, strict=True)
+            if not home
+        )
+        if nbytes <= LANE_BYTES:
+            lane = self._lanes.get()
+            try:
+                yield Staged(views, homes, lane)
+            finally:
+                self._lanes.put(lane)
+            return
+        fresh = Region(memoryview(mmap.mmap(-1, nbytes)))
+        client.register_buffer(fresh.address, fresh.nbytes)
+        try:
+            yield Staged(views, homes, fresh)
+        finally:
+            client.unregister_buffer(fresh.address)
+
+
+def registered(client: Native, region: Region) -> bool:
+    """Register a region; False when the client refuses it."""
+    return client.register_buffer(region.address, region.nbytes) == 0
 
 
 def home_of(piece: memoryview, regions: Sequence[Region]) -> int:

@@ -22,4 +22,14 @@ class Members(_Message, frozen=True, tag="members"):
     call: int
 
 
-Request = ClearAll | Members
+class ShareAll(_Message, frozen=True, tag="share_all"):
+    """Sets what a tenant may take on every node, 0 to 1: of memory, of the disk. None: as it is. With
+    neither: nothing is said of it any more, and each node's own settings count."""
+
+    call: int
+    tenant: str
+    host: float | None
+    nvme: float | None
+
+
+Request = ClearAll | Members | ShareAll

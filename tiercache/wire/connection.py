@@ -48,6 +48,7 @@ ANSWERS: Final[dict[type, type]] = {
     guarding.Shares: wire.Report,
     clustering.ClearAll: wire.Report,
     clustering.Members: wire.Report,
+    clustering.ShareAll: wire.Report,
 }
 """The reply type of each request."""
 

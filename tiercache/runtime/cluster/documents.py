@@ -15,6 +15,14 @@ class Cleared(msgspec.Struct, frozen=True):
     ttl_s: int
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """What the cluster says that a tenant may take; None for what it leaves to each node."""
+
+    tenant: str
+    host: float | None
+    nvme: float | None
+
+
 class Row(msgspec.Struct, frozen=True):
     """One node. `boundaries`: how many it has told that it could resume. `health`: "self", "well",
     "probed", "sick", or "other_protocol" for one that is left out."""

@@ -1,6 +1,7 @@
 """What operators ask of a whole cluster through this node."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import msgspec
 
 from tiercache.core.machine import Machine
 from tiercache.errors import ConfigError, UnavailableError
-from tiercache.registry.base import Registry
+from tiercache.registry.base import Registry, TenantShare
 from tiercache.runtime.cluster import documents
 from tiercache.runtime.cluster.flushed import is_digest
 from tiercache.runtime.translate import WAIT_MS_MAX
@@ -18,6 +19,12 @@ from tiercache.wire import messages as wire
 CLEARS_MAX = 16
 """Clears of the whole cluster that may wait at a time."""
 
+SHARES_MAX = 16
+"""Shares that may be on their way to etcd at a time."""
+
+TENANT = r"-|[0-9a-f]{8}"
+"""A tenant's label: nobody writes a salt down."""
+
 LOOK_S = 0.02
 """How often one looks who is behind."""
 
@@ -25,7 +32,7 @@ Answered = Callable[[wire.Report | wire.Failed], None]
 
 
 class Operating:
-    """Answers `ClearAll` and `Members`, while `open`."""
+    """Answers `ClearAll`, `Members` and `ShareAll`, while `open`."""
 
     def __init__(self, cluster: str, name: str, ttl_s: int, machine: Machine) -> None:
         self._cluster = cluster
@@ -35,6 +42,7 @@ class Operating:
         self._registry: Registry | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._clears = 0
+        self._shares = 0
         self.pool: Callable[[], documents.PoolRow] | None = None
 
     def open(self, registry: Registry, tasks: asyncio.TaskGroup) -> None:
@@ -57,6 +65,8 @@ class Operating:
                 done(wire.Report(call, msgspec.json.encode(self._members(registry))))
             case clustering.ClearAll(call, namespace) if not is_digest(namespace):
                 done(wire.Failed(call, "invalid", f"{namespace} is no namespace's whole digest"))
+            case clustering.ShareAll():
+                self._share(registry, tasks, message, done)
             case clustering.ClearAll(call) if self._clears >= CLEARS_MAX:
                 done(wire.Failed(call, "refused", f"{CLEARS_MAX} clears wait already: try again"))
             case clustering.ClearAll():
@@ -74,6 +84,47 @@ class Operating:
             documents.behind(view),
             self.pool() if self.pool is not None else None,
         )
+
+    def _share(
+        self,
+        registry: Registry,
+        tasks: asyncio.TaskGroup,
+        asked: clustering.ShareAll,
+        done: Answered,
+    ) -> None:
+        values = [value for value in (asked.host, asked.nvme) if value is not None]
+        view, most = registry.view, self._machine.limits.protecting.shares_max
+        if not re.fullmatch(TENANT, asked.tenant):
+            done(wire.Failed(asked.call, "invalid", f"{asked.tenant} is no tenant's label"))
+        elif not all(0 <= value <= 1 for value in values):
+            done(wire.Failed(asked.call, "invalid", "a share lies between 0 and 1"))
+        elif values and asked.tenant not in view.shares and len(view.shares) >= most:
+            done(wire.Failed(asked.call, "refused", f"{most} tenants have shares already"))
+        elif self._shares >= SHARES_MAX:
+            done(
+                wire.Failed(asked.call, "refused", f"{SHARES_MAX} shares are being set: try again")
+            )
+        else:
+            self._shares += 1
+            change = TenantShare(host=asked.host, nvme=asked.nvme) if values else None
+            tasks.create_task(self._set(registry, asked, change, done))
+
+    async def _set(
+        self,
+        registry: Registry,
+        asked: clustering.ShareAll,
+        change: TenantShare | None,
+        done: Answered,
+    ) -> None:
+        try:
+            share = await registry.share(asked.tenant, change) or TenantShare()
+        except (UnavailableError, ConfigError) as fault:
+            done(wire.Failed(asked.call, "refused", f"it may not have been set: {fault}"))
+        else:
+            found = documents.Shared(asked.tenant, share.host, share.nvme)
+            done(wire.Report(asked.call, msgspec.json.encode(found)))
+        finally:
+            self._shares -= 1
 
     async def _clear(self, registry: Registry, asked: clustering.ClearAll, done: Answered) -> None:
         within_s = min(max(asked.wait_ms, 0), WAIT_MS_MAX) / 1000

@@ -8,10 +8,10 @@ from functools import partial
 from typing import NamedTuple
 
 from tiercache.config import Settings
-from tiercache.core import commands
+from tiercache.core import commands, guard_events
 from tiercache.core.cluster import events as ev
 from tiercache.errors import ConfigError
-from tiercache.registry.base import Member, Registry, View
+from tiercache.registry.base import Member, Registry, TenantShare, View
 from tiercache.registry.etcd import Etcd
 from tiercache.registry.etcd_registry import EtcdRegistry
 from tiercache.runtime.cluster.calls import Calls
@@ -85,6 +85,7 @@ class Service:
         self._registry: Registry | None = None
         self._links: Links | None = None
         self._others: frozenset[str] = frozenset()
+        self._shares: Mapping[str, TenantShare] = {}
         self._operating = Operating(cluster.name, self._name, cluster.ttl_s, node.machine)
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -168,6 +169,10 @@ class Service:
         for name in self._others - others.keys():
             self._lender.left(name)
         self._others = frozenset(others)
+        if view.shares != self._shares:
+            self._shares = view.shares
+            told = {tenant: (share.host, share.nvme) for tenant, share in view.shares.items()}
+            self._node.hear(guard_events.SharesTold(told))
         # First what others count on, then the word that it is done.
         self._carrying.heard(view.flushes, registry, tasks)
         self._stand()

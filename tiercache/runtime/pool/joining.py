@@ -87,7 +87,7 @@ class Joining:
             case clustering.Members(call):
                 found = documents.Members("", "", 0.0, [], {}, self.row())
                 done(wire.Report(call, msgspec.json.encode(found)))
-            case clustering.ClearAll(call):
+            case clustering.ClearAll(call) | clustering.ShareAll(call):
                 done(wire.Failed(call, "refused", ALONE))
 
     def row(self) -> documents.PoolRow:
