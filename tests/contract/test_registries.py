@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tiercache.errors import UnavailableError
-from tiercache.registry.base import Member, Registry, View, next_flush
+from tiercache.registry.base import Member, Registry, TenantShare, View, next_flush
 from tiercache.registry.etcd import Etcd
 from tiercache.registry.etcd_registry import EtcdRegistry
 from tiercache.registry.shared import Board, SharedRegistry
@@ -114,6 +114,49 @@ class TestEtcdRegistry(RegistryContract):
     @pytest.fixture
     async def ground(self, etcd_ground: EtcdGround) -> Ground:
         return etcd_ground
+
+
+NONSENSE = {
+    "shares/-": '{"host":5}',
+    "shares/00000001": '{"host":NaN}',
+    "shares/00000002": '{"host":1e999}',
+    "shares/00000003": "{}",
+    "shares/00000004": '{"host":"0.5"}',
+    "shares/00000005": "[" * 100_000,
+    "shares/00000006": '{"nvme":-0.5}',
+    "shares/": '{"host":0.5}',
+    "shares/a/b": '{"host":0.5}',
+    "shares/ABCDEF01": '{"host":0.5}',
+    "shares/!" + "x" * 5000: '{"host":0.5}',
+    "flushes/garbage": "garbage",
+    "flushes/long": "9" * 5000,
+    "flushes/other-digits": "\u0663",
+    "dropped/a/boot/ns": "1" * 5000,
+    "members/b": "\0" * 100,
+    "\ud7ff": "",
+}
+
+
+@needs_etcd
+async def test_what_others_wrote_there_ends_no_node_and_is_not_believed(
+    etcd_ground: EtcdGround, server: EtcdServer
+) -> None:
+    async with joined(etcd_ground, member("a")) as (a,):
+        writer = Etcd([server.url])
+        etcd_ground.clients.append(writer)
+        for key, value in NONSENSE.items():
+            await writer.put(f"/{etcd_ground.cluster}/{key}", value)
+        half = TenantShare(nvme=0.5)
+        for tenant in ("-", "00000001", "00000003", "00000005"):
+            assert await a.registry.share(tenant, half) == half
+        await a.until(lambda view: len(view.shares) == 4)
+        for namespace in ("garbage", "long"):
+            number = await a.registry.flush(namespace)
+            await a.until(lambda view, name=namespace, last=number: view.flushes.get(name) == last)
+        view = a.registry.view
+        assert set(view.shares) == {"-", "00000001", "00000003", "00000005"}
+        assert set(view.flushes) == {"garbage", "long"}
+        assert (set(view.members), view.dropped["a"]) == ({"a"}, {})
 
 
 @needs_etcd

@@ -11,6 +11,7 @@ there is no history to merge and nothing to miss.
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import msgspec
 
 from tiercache.errors import ConfigError, UnavailableError
 from tiercache.registry.base import (
+    TENANT,
     Changed,
     Member,
     TenantShare,
@@ -41,6 +43,9 @@ READS_APART_S = 0.02
 
 SWAPS_MAX = 64
 """Attempts to change a pair while others change it."""
+
+FLUSH = re.compile("[0-9]{1,18}")
+"""The number of a flush, as text: anything else is none, whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +183,11 @@ class EtcdRegistry:
             match pair.key.removeprefix(self._root).split("/"):
                 case ["members", name] if (member := _member(pair.value, name)) is not None:
                     members[name] = member
-                case ["shares", tenant] if (share := _decoded(pair.value, TenantShare)) is not None:
+                case ["shares", tenant] if (share := _share(pair.value, tenant)) is not None:
                     shares[tenant] = share
-                case ["flushes", namespace] if pair.value.isdecimal():
+                case ["flushes", namespace] if FLUSH.fullmatch(pair.value):
                     flushes[namespace] = int(pair.value)
-                case ["dropped", name, boot, namespace] if pair.value.isdecimal():
+                case ["dropped", name, boot, namespace] if FLUSH.fullmatch(pair.value):
                     dropped.setdefault((name, boot), {})[namespace] = int(pair.value)
                 case _:
                     LOG.debug("not ours, or of another version: %s", pair.key)
@@ -197,7 +202,8 @@ class EtcdRegistry:
         key = f"{self._root}flushes/{check_name(namespace, 'namespace')}"
 
         def next_one(before: str) -> str:
-            return str(next_flush(int(before or 0), self._clock.wall()))
+            last = int(before) if FLUSH.fullmatch(before) else 0
+            return str(next_flush(last, self._clock.wall()))
 
         return int(await self._swap(key, next_one) or 0)
 
@@ -253,3 +259,9 @@ def _decoded(text: str, kind: type[_Value]) -> _Value | None:
 def _member(text: str, name: str) -> Member | None:
     member = _decoded(text, Member)
     return member if member is not None and member.name == name else None
+
+
+def _share(text: str, tenant: str) -> TenantShare | None:
+    """Return what is said of a tenant; None where that is nothing, or the tenant is none."""
+    share = _decoded(text, TenantShare)
+    return share if TENANT.fullmatch(tenant) and share != TenantShare() else None

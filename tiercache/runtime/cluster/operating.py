@@ -1,7 +1,6 @@
 """What operators ask of a whole cluster through this node."""
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ import msgspec
 
 from tiercache.core.machine import Machine
 from tiercache.errors import ConfigError, UnavailableError
-from tiercache.registry.base import Registry, TenantShare
+from tiercache.registry.base import TENANT, Registry, TenantShare
 from tiercache.runtime.cluster import documents
 from tiercache.runtime.cluster.flushed import is_digest
 from tiercache.runtime.translate import WAIT_MS_MAX
@@ -21,9 +20,6 @@ CLEARS_MAX = 16
 
 SHARES_MAX = 16
 """Shares that may be on their way to etcd at a time."""
-
-TENANT = r"-|[0-9a-f]{8}"
-"""A tenant's label: nobody writes a salt down."""
 
 LOOK_S = 0.02
 """How often one looks who is behind."""
@@ -94,8 +90,9 @@ class Operating:
     ) -> None:
         values = [value for value in (asked.host, asked.nvme) if value is not None]
         view, most = registry.view, self._machine.limits.protecting.shares_max
-        if not re.fullmatch(TENANT, asked.tenant):
-            done(wire.Failed(asked.call, "invalid", f"{asked.tenant} is no tenant's label"))
+        if not TENANT.fullmatch(asked.tenant):
+            text = "a tenant is - or eight hexadecimal digits"  # What was said may be a salt.
+            done(wire.Failed(asked.call, "invalid", text))
         elif not all(0 <= value <= 1 for value in values):
             done(wire.Failed(asked.call, "invalid", "a share lies between 0 and 1"))
         elif values and asked.tenant not in view.shares and len(view.shares) >= most:
