@@ -21,6 +21,7 @@ def audit(books: Books, in_jobs: Counter[Item], in_segments: Counter[int]) -> No
     _audit_masks(books)
     _audit_log(books, in_segments)
     _audit_protection(books, items)
+    _audit_shares(books)
     _audit_told(books)
 
 
@@ -158,6 +159,21 @@ def _audit_protection(books: Books, items: list[Item]) -> None:
         assert tenant.shelves == len(shelves), f"namespaces of {tenant.name}"
     for shelter in protection.shelters.values():
         shelter.check()
+
+
+def _audit_shares(books: Books) -> None:
+    """Each tenant has the share that was said last, and who has one has an order of its own."""
+    protection, segments = books.protection, list(books.log.segments.values())
+    limited = {tenant for tenant in protection.tenants if tenant.is_limited}
+    assert books.eviction.tenants() == limited, "an order for each share"
+    assert protection.shelters.keys() - {None} == limited, "a shelter for each share"
+    followed = limited if books.passage.standing is not None else set()
+    assert books.passage.tenants() == followed, "requests are told to an order of nobody"
+    for tenant in protection.tenants:
+        assert tenant.share == protection.tenants.share_of(tenant.name), f"{tenant.name}'s share"
+        own = sum(segment.size for segment in segments if segment.owner is tenant)
+        assert own == tenant.segments_bytes, f"segments of {tenant.name}"
+    assert {segment.owner for segment in segments} <= {None, *protection.tenants}, "whose segments?"
 
 
 def _audit_told(books: Books) -> None:

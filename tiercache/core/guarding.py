@@ -245,6 +245,7 @@ class Guarding:
         books.eviction.move(tenant, lambda: setattr(tenant, "share", share))
         if not tenant.is_limited:
             books.protection.shelters.pop(tenant, None)
+            books.passage.left(tenant)
 
 
 def _resting_on(shelf: Shelf, parts: Iterable[Part], asked: PinAsked) -> list[Item] | None:

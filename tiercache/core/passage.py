@@ -51,7 +51,7 @@ class Passage:
         return made
 
     def left(self, tenant: Tenant) -> None:
-        """A tenant is gone, and its policy with it."""
+        """A tenant is gone, or has no share any more, and its policy with it."""
         self._orders.pop(tenant, None)
 
     def _order(self, shelf: Shelf) -> Pointwise[Item]:
@@ -67,6 +67,10 @@ class Passage:
             return False
         tails = (shelf.entries[tail.digest] for tail in entry.tails)
         return any(_is_busy(other) for other in (entry, *tails))
+
+    def tenants(self) -> set[Tenant]:
+        """Return those who have a policy of their own that follows requests."""
+        return {tenant for tenant in self._orders if tenant is not None}
 
     # --- what requests do
 

@@ -43,6 +43,10 @@ class ByTenant(Generic[T]):
         if tenant.is_limited and tenant not in self._own:
             self._own[tenant] = self._make(tenant)
 
+    def tenants(self) -> set[Tenant]:
+        """Return those who have a policy of their own."""
+        return {tenant for tenant in self._own if tenant is not None}
+
     def policies(self) -> Iterator[Eviction[T]]:
         """Yield every policy, the common one first."""
         yield self._common
