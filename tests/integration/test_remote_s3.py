@@ -1,5 +1,6 @@
 """An object store over S3, a real server: what a node sees when it is dead, slow or talks nonsense."""
 
+import asyncio
 import logging
 import re
 import threading
@@ -13,7 +14,7 @@ import pytest
 from tiercache.errors import ConfigError, StorageFault
 from tiercache.testing.s3 import BUCKET, Change, Gate, S3Server, why_not
 from tiercache.testing.store_objects import SECRET, WITHIN_S, brief, get_of, put_of
-from tiercache.tiers.remote import Had, Late
+from tiercache.tiers.remote import Blob, Had, Late, Name
 from tiercache.tiers.remote_s3 import S3Pool, S3Settings
 from tiercache.tiers.remote_sealed import Realm
 from tiercache.tiers.remote_store import SealedStore
@@ -141,6 +142,48 @@ def test_where_a_name_can_be_taken_twice_nothing_is_written(server: S3Server) ->
         assert store.holds([put.record.key], WITHIN_S) == [outcome == "whole"]
         store.close(WITHIN_S)
     gate.close()
+
+
+class Belated:
+    """obstore, as it is with a server that removes objects long after it was asked to."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, bytes] = {}
+        self.removing: list[str] = []
+        self.answers = False
+
+    async def put_async(self, _: object, path: str, whole: bytes, **__: object) -> None:
+        from obstore.exceptions import AlreadyExistsError
+
+        was_there = path in self.there
+        self.there.setdefault(path, whole)
+        for each in self.removing:
+            self.there.pop(each, None)
+        self.removing.clear()
+        if was_there:
+            raise AlreadyExistsError(path)
+
+    async def delete_async(self, _: object, paths: list[str]) -> None:
+        if not self.answers:
+            self.removing += paths
+            await asyncio.Event().wait()
+        for each in paths:
+            self.there.pop(each, None)
+
+
+def test_a_try_that_was_given_up_says_nothing_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, library = S3Pool(S3Settings(BUCKET, "http://127.0.0.1:1")), Belated()
+    monkeypatch.setattr(pool, "_obstore", library)
+    blob = Blob(Name("space", 0, "leaf"), memoryview(bytearray(8)), memoryview(bytearray(8)))
+    for _ in range(2):
+        (fault,) = pool.put([blob], SHORT_S)
+        assert "in time" in str(fault)
+    library.answers = True
+    assert pool.put([blob], WITHIN_S) == [True]
+    assert set(library.there) == {"tiercache/" + blob.name.path}
+    pool.close(WITHIN_S)
 
 
 @pytest.mark.parametrize(

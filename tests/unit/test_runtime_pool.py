@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,8 @@ from tiercache.core import events as ev
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
 from tiercache.core.cluster.peers import POOL
-from tiercache.errors import ConfigError, Fault
+from tiercache.errors import ConfigError, Fault, StorageFault
+from tiercache.runtime.log import KeyValues
 from tiercache.runtime.node import Pooled
 from tiercache.runtime.pool import errands
 from tiercache.runtime.pool.opening import NAME, open_store, realm_of
@@ -21,6 +23,7 @@ from tiercache.settings import Pool
 from tiercache.state import Extent
 from tiercache.testing.places import MoodyPool, Place, in_touch, path_of, run
 from tiercache.testing.sim.rig import Client, hybrid
+from tiercache.tiers.remote import Blob
 from tiercache.tiers.remote_sealed import Realm
 
 
@@ -126,6 +129,26 @@ def test_a_library_that_raises_is_a_pool_that_fails(
     run(work())
     assert "the pool's library failed: RuntimeError" in caplog.text
     assert said not in caplog.text
+
+
+def test_why_nothing_goes_there_is_said(
+    pool: MoodyPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(blobs: Sequence[Blob], within_s: float) -> list[StorageFault]:
+        assert within_s > 0
+        return [StorageFault(Fault.IO, "names can be taken twice")] * len(blobs)
+
+    async def work() -> None:
+        a = Place(pool, "a")
+        async with in_touch(monkeypatch, a):
+            monkeypatch.setattr(pool, "put", refuses)
+            a.save(8)
+            assert a.resume(limit=8) == 8
+            await a.until(lambda: a.rig.count("deposits", "io") > 0)
+
+    run(work())
+    (line,) = map(KeyValues().format, caplog.records)
+    assert 'event="nothing went to the pool" reason="io: names can be taken twice"' in line
 
 
 def test_an_engine_that_is_split_otherwise_takes_what_others_put_there(

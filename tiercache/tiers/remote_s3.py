@@ -8,6 +8,7 @@ import asyncio
 import re
 import secrets
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class S3Pool:
         self._slots = asyncio.Semaphore(REQUESTS_MAX)
         self._probing = asyncio.Lock()
         self._conditional: bool | None = None  # Not known yet.
-        self._tried = "/".join(filter(None, (settings.prefix, "probe", secrets.token_hex(16))))
+        self._tried: deque[str] = deque(maxlen=REMOVED_TOGETHER_MAX)  # Perhaps still there.
         self._lock = threading.Lock()
         self._calls = 0
         self._closed = False
@@ -236,10 +237,14 @@ class S3Pool:
             )
 
     async def _refuses_a_second(self) -> bool:
-        await self._create(self._tried, b"1")
-        taken = await self._create(self._tried, b"2")
-        await self._remove([self._tried])
-        return not taken
+        # Each attempt has a name of its own: what is left of one that was given up may be done at any
+        # time, and its removal between two writes would look like a server that overwrites.
+        path = "/".join(filter(None, (self._prefix, "probe", secrets.token_hex(16))))
+        self._tried.append(path)
+        twice = await self._create(path, b"1") and await self._create(path, b"2")
+        await self._remove(list(self._tried))
+        self._tried.clear()
+        return not twice
 
     async def _get(self, blob: Blob) -> bool | StorageFault:
         try:

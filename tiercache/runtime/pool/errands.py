@@ -154,7 +154,7 @@ def settle(outcomes: Sequence[Had]) -> None:
 
 def deposit(
     store: SealedStore, arena: Arena, asked: cm.Deposit, writer: str, within_s: float
-) -> tuple[Fault | None, str]:
+) -> tuple[StorageFault | None, str]:
     """Put a set there, then announce it; return why that failed, and the cut of the set."""
     until = time.monotonic() + within_s
     view = store.at(asked.namespace, asked.flush)
@@ -170,13 +170,13 @@ def deposit(
     try:
         kept = iter(view.put(puts, until - time.monotonic()))
     except LayoutError:
-        return Fault.NO_SPACE, ""  # Its names have no room in a header.
+        return StorageFault(Fault.NO_SPACE, "its names have no room in a header"), ""
     outcomes = [head if isinstance(head, Record) else next(kept) for head in there]
     settle(outcomes)
     members = [outcome for outcome in outcomes if isinstance(outcome, Record)]
     if len(members) < len(outcomes):
-        return next(_fault_of(each) for each in outcomes if not isinstance(each, Record)), ""
+        return next(each for each in outcomes if isinstance(each, StorageFault)), ""
     boundary = Boundary(asked.boundary, asked.digest)
     announced = Announced(asked.namespace, boundary, tuple(members))
     fault = Sets(view).announce(announced, writer, until - time.monotonic())
-    return (None if fault is None else fault.fault), announced.cut
+    return fault, announced.cut

@@ -249,20 +249,22 @@ class PoolService:
 
         until = time.monotonic() + self._settings.deposit_s_max
 
-        def deposit() -> tuple[Fault | None, str]:
+        def deposit() -> tuple[StorageFault | None, str]:
             left_s = until - time.monotonic()
             return errands.deposit(store, self._arena, command, self._writer, left_s)
 
         try:
             fault, cut = await self._in_thread("deposit", deposit)
         except StorageFault as error:
-            fault, cut = error.fault, ""
+            fault, cut = error, ""
         if fault is None:
             sought = Sought(Boundary(command.boundary, command.digest), cut)
             following.announced(command.namespace, command.flush, sought)
             with contextlib.suppress(StorageFault):  # Said with the next look at the pool, then.
                 await self._refresh(following, command.namespace)
-        self._node.hear(ev.Deposited(command.job, fault))
+        elif (held := self._seldom.due("deposit", time.monotonic())) is not None:
+            say(logging.WARNING, "nothing went to the pool", reason=str(fault), held_back=held)
+        self._node.hear(ev.Deposited(command.job, fault.fault if fault is not None else None))
 
     async def _flush(self, following: Following, command: cm.FlushPool) -> None:
         begun = {namespace.hex(): number for namespace, number in command.flushes.items()}
