@@ -258,6 +258,15 @@ def test_memory_that_cannot_be_registered_yet_or_at_all_holds_up_nothing(
     assert node.get(puts[1]) == puts[1].record
 
 
+def test_who_was_never_connected_keeps_no_memory(servers: MooncakeServers) -> None:
+    ours = mmap.mmap(-1, MIB)
+    pool = MooncakePool(servers.settings)
+    with memoryview(ours) as view:
+        pool.register(view)
+        assert pool.close(WITHIN_S) is None
+    ours.close()  # BufferError while somebody has a view of it.
+
+
 def test_a_full_pool_says_so_and_makes_room(node: Node) -> None:
     puts = [put_of(number, 8 * MIB) for number in range(12)]
     outcomes = [node.put(put) for put in puts]
@@ -302,7 +311,6 @@ CHILD = """
 import json, os, sys, time
 from tiercache.testing.store_objects import SECRET, brief, get_of, put_of
 from tiercache.tiers.remote_mooncake import MooncakePool
-from tiercache.tiers.remote_mooncake_client import Native
 from tiercache.tiers.remote_mooncake_client import MooncakeSettings
 from tiercache.tiers.remote_sealed import Realm
 from tiercache.tiers.remote_store import SealedStore

@@ -117,9 +117,8 @@ class MooncakePool:
         if not all(event.wait(max(0.0, until - time.monotonic())) for event in waiting):
             return StorageFault(Fault.IO, "calls of the pool hang, and hold memory")
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            self._staging.leave()
+            self._client = None
+        self._staging.leave()
         self._workers.close()
         self._connecting.close()
         return None
@@ -278,11 +277,15 @@ class MooncakePool:
         if reached:
             KEPT.append(client)
             reached = client.setup(config) == 0
-        if not reached:
+        try:
+            if not reached:
+                where = self._settings.master
+                raise StorageFault(Fault.IO, f"no connection to the master at {where}")
+            self._staging.use(client)
+        except StorageFault:
             with self._lock:
                 self._retry_at = time.monotonic() + CONNECT_RETRY_S
-            raise StorageFault(Fault.IO, f"no connection to the master at {self._settings.master}")
-        self._staging.use(client)
+            raise
         with self._lock:
             self._client = client
         return client

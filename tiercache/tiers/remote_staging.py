@@ -8,11 +8,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from tiercache.errors import Fault, StorageFault
 from tiercache.tiers.remote import Blob
 from tiercache.tiers.remote_mooncake_client import Native
 
 LANE_BYTES = 512 << 10
 """Registered memory of each call, for headers and for small objects in memory that is not."""
+
+
+NOT_REGISTERED = "memory could not be registered with the network: see `ulimit -l`"
 
 
 class Region:
@@ -64,11 +68,10 @@ class Staging:
     def __init__(self, lanes: int) -> None:
         self._lock = threading.Lock()
         self._client: Native | None = None
-        self._regions: list[Region] = []
+        self._all_lanes = [Region(memoryview(mmap.mmap(-1, LANE_BYTES))) for _ in range(lanes)]
+        self._regions = list(self._all_lanes)
         self._lanes: queue.SimpleQueue[Region] = queue.SimpleQueue()
-        for _ in range(lanes):
-            lane = Region(memoryview(mmap.mmap(-1, LANE_BYTES)))
-            self._regions.append(lane)
+        for lane in self._all_lanes:
             self._lanes.put(lane)
 
     def add(self, memory: memoryview) -> None:
@@ -80,37 +83,50 @@ class Staging:
             if client is None:
                 self._regions.append(region)
                 return
-        if registered(client, region):
-            with self._lock:
+        if not registered(client, region):
+            return
+        with self._lock:
+            if self._client is client:
                 self._regions.append(region)
+                return
+        client.unregister_buffer(region.address)  # It was left meanwhile.
 
     def use(self, client: Native) -> None:
-        """Register all memory with a client. That takes long: nothing else waits for it."""
-        done = 0
+        """Register all memory with a client. That takes long: nothing else waits for it. Raises
+        StorageFault when it refuses a lane: then there is no way for what is not registered."""
+        taken: list[Region] = []
         while True:
             with self._lock:
-                regions = self._regions[done:]
+                regions = self._regions[len(taken) :]
                 if not regions:
                     self._client = client
                     return
-            refused = [region for region in regions if not registered(client, region)]
+            accepted = [region for region in regions if registered(client, region)]
+            refused = set(regions) - set(accepted)
+            taken += accepted
+            if not refused.isdisjoint(self._all_lanes):
+                for region in taken:
+                    client.unregister_buffer(region.address)
+                raise StorageFault(Fault.IO, NOT_REGISTERED)
             with self._lock:
                 self._regions = [each for each in self._regions if each not in refused]
-            done += len(regions) - len(refused)
 
     def leave(self) -> None:
-        """Take all of it back from the client. No call may be under way."""
-        client, self._client = self._client, None
+        """Take all of it back from the client, if there is one, and keep none of it. No call may be under
+        way."""
+        with self._lock:
+            client, self._client = self._client, None
+            regions, self._regions = self._regions, []
         if client is not None:
-            for region in self._regions:
+            for region in regions:
                 client.unregister_buffer(region.address)
-        self._regions.clear()
 
     @contextmanager
     def staged(
         self, client: Native, blobs: Sequence[Blob], *, with_bodies: bool
     ) -> Iterator[Staged]:
-        """Give every piece a registered place: its own, or one in a lane, or in fresh memory."""
+        """Give every piece a registered place: its own, or one in a lane, or in fresh memory. Raises
+        StorageFault when that is refused."""
         with self._lock:
             regions = tuple(self._regions)
         pieces = [(blob.header, blob.body) if with_bodies else (blob.header,) for blob in blobs]
@@ -132,7 +148,8 @@ class Staging:
                 self._lanes.put(lane)
             return
         fresh = Region(memoryview(mmap.mmap(-1, nbytes)))
-        client.register_buffer(fresh.address, fresh.nbytes)
+        if not registered(client, fresh):
+            raise StorageFault(Fault.IO, NOT_REGISTERED)
         try:
             yield Staged(views, homes, fresh)
         finally:
