@@ -166,6 +166,17 @@ class Blob(NamedTuple):
     header: memoryview
     body: memoryview
 
+    def take_in(self, at: int, piece: memoryview) -> None:
+        """Copy a piece of the object, from byte `at` on, to where it belongs: the header, the body, or a
+        bit of both. It must not be longer than what is left."""
+        edge = len(self.header)
+        before = max(0, min(len(piece), edge - at))
+        self.header[at : at + before] = piece[:before]
+        rest = piece[before:]
+        start = at + before - edge
+        if rest:
+            self.body[start : start + len(rest)] = rest
+
 
 class Pool(Protocol):
     """Named bytes that many nodes share. All calls block; any number of threads may call at once.

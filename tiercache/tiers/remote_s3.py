@@ -232,14 +232,12 @@ class S3Pool:
                 if self._conditional is None:
                     self._conditional = await self._refuses_a_second()
         if not self._conditional:
-            raise StorageFault(
-                Fault.IO, "the store ignores If-None-Match: names can be taken twice"
-            )
+            raise StorageFault(Fault.IO, "the store ignores If-None-Match, and takes a name twice")
 
     async def _refuses_a_second(self) -> bool:
         # Each attempt has a name of its own: what is left of one that was given up may be done at any
         # time, and its removal between two writes would look like a server that overwrites.
-        path = "/".join(filter(None, (self._prefix, "probe", secrets.token_hex(16))))
+        path = self._under(f"probe/{secrets.token_hex(16)}")
         self._tried.append(path)
         twice = await self._create(path, b"1") and await self._create(path, b"2")
         await self._remove(list(self._tried))
@@ -259,7 +257,7 @@ class S3Pool:
             piece = memoryview(chunk)
             if at + len(piece) > size:
                 return other_size(blob.name)
-            _scatter(blob, at, piece)
+            blob.take_in(at, piece)
             at += len(piece)
         return True if at == size else other_size(blob.name)
 
@@ -295,7 +293,7 @@ class S3Pool:
             await self._obstore.delete_async(self._bucket, paths[at : at + REMOVED_TOGETHER_MAX])
 
     async def _remove_before(self, space: str, epoch: int) -> None:
-        root = f"{self._prefix}/{space}" if self._prefix else space
+        root = self._under(space)
         end = f"{root}/{epoch_text(epoch)}/"
         pages = self._obstore.list(self._bucket, root, chunk_size=REMOVED_TOGETHER_MAX)
         async for page in pages:
@@ -304,7 +302,10 @@ class S3Pool:
             await self._remove([path for path in paths if f"{root}/" < path < end])
 
     def _path(self, name: Name) -> str:
-        return f"{self._prefix}/{name.path}" if self._prefix else name.path
+        return self._under(name.path)
+
+    def _under(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix else path
 
     def _told(self, error: Exception) -> str:
         """Return what may be said of an error: a server's answer may hold what was sent to it."""
@@ -318,8 +319,6 @@ class S3Pool:
 
 
 _Thing = TypeVar("_Thing", Blob, Name)
-
-
 _Ended: TypeAlias = bool | StorageFault | BaseException
 
 
@@ -337,17 +336,6 @@ def _missed(error: FileNotFoundError) -> bool:
     if NO_BUCKET in str(error):
         raise StorageFault(Fault.IO, "there is no such bucket")
     return False
-
-
-def _scatter(blob: Blob, at: int, piece: memoryview) -> None:
-    """Copy a piece of an object to where it belongs: the header, the body, or a bit of both."""
-    edge = len(blob.header)
-    before = max(0, min(len(piece), edge - at))
-    blob.header[at : at + before] = piece[:before]
-    rest = piece[before:]
-    start = at + before - edge
-    if rest:
-        blob.body[start : start + len(rest)] = rest
 
 
 def _endpoint(url: str) -> str:
