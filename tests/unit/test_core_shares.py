@@ -253,6 +253,20 @@ def test_what_the_cluster_says_goes_before_what_the_node_says() -> None:
     assert label(B) not in {each.tenant for each in rows(rig)}
 
 
+def test_what_the_cluster_leaves_to_the_node_can_be_set_there() -> None:
+    rig = Rig(limits((A, 0.8, 0.5)))
+    agreed(rig, a=(0.1, None))
+    setting(rig, A, nvme=0.25)
+    assert (row(rig, A).host, row(rig, A).nvme) == (0.1, 0.25)
+    for host, nvme in ((0.5, None), (0.5, 0.5)):
+        asked = guard_events.SharesAsked(ADMIN, rig.number(), label(A), host, nvme)
+        assert "the cluster says" in rig.ask(asked, cm.Refused).text
+    agreed(rig)
+    assert (row(rig, A).host, row(rig, A).nvme) == (0.8, 0.25)
+    agreed(rig, a=(None, None))
+    assert (row(rig, A).host, row(rig, A).common) == (0.8, False)
+
+
 def rows(rig: Rig) -> list[cm.ShareRow]:
     asked = guard_events.SharesAsked(ADMIN, rig.number(), "", None, None)
     return rig.ask(asked, cm.ShareRows).tenants

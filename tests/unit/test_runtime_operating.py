@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tiercache.core import commands, events
+from tiercache.core import commands, events, guard_events
 from tiercache.core.cluster import events as ev
 from tiercache.core.limits import Clustering, Limits
 from tiercache.core.machine import Machine
@@ -19,6 +19,8 @@ from tiercache.runtime.cluster.carrying import Carrying
 from tiercache.runtime.cluster.documents import Cleared, Members, Shared
 from tiercache.runtime.cluster.flushed import NAME, Flushed
 from tiercache.runtime.cluster.operating import CLEARS_MAX, SHARES_MAX, Operating
+from tiercache.runtime.cluster.sharing import Sharing
+from tiercache.runtime.log import KeyValues
 from tiercache.testing.nodes import START_S
 from tiercache.wire import clustering
 from tiercache.wire import messages as wire
@@ -319,7 +321,23 @@ async def test_shares_are_bounded_and_those_that_are_there_can_be_changed(
         assert answer.kind == "refused"
         assert isinstance(await shared(operating, f"{0:08x}", 0.5), wire.Report)
         assert isinstance(await shared(operating, f"{0:08x}"), wire.Report)
-        assert isinstance(await shared(operating, "-", 0.5), wire.Report)
+        both = await asyncio.gather(shared(operating, "-", 0.5), shared(operating, "f" * 8, 0.5))
+        assert [type(answer) for answer in both] == [wire.Report, wire.Failed]
+        assert len(board.read().shares) == most
+
+
+def test_the_machine_hears_of_shares_when_they_change(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[guard_events.SharesTold] = []
+    sharing = Sharing(heard.append, 2)
+    both = {"b": TenantShare(host=0.5), "a": TenantShare(nvme=0.0)}
+    for shares in ({}, both, dict(both), {}):
+        sharing.heard(shares)
+    assert [each.shares for each in heard] == [{"b": (0.5, None), "a": (None, 0.0)}, {}]
+    assert not caplog.records
+    sharing.heard({**both, "c": TenantShare(host=0.1)})
+    (line,) = map(KeyValues().format, caplog.records)
+    assert "some do not count" in line
+    assert line.endswith("shares=3 shares_max=2 first_left_out=c")
 
 
 async def test_a_registry_that_is_away_sets_no_share(operating: Operating, board: Board) -> None:

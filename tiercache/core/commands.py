@@ -242,7 +242,7 @@ class PinRows(_Command, frozen=True):
 
 class ShareRow(_Command, frozen=True):
     """One tenant: the shares it may take, what that is in bytes, what it takes, and what became of its
-    offers. `common`: the cluster says what it may take."""
+    offers. `common`: the cluster says so of one tier, or both."""
 
     tenant: str
     host: float

@@ -199,13 +199,13 @@ class Guarding:
         allowed = {tier: tenant.allowed(tier) for tier in TIERS}
         share = tenant.share
         taken, outcomes = dict(tenant.taken), dict(tenant.outcomes)
-        common = self._books.protection.tenants.is_common(tenant.name)
+        common = any(x is not None for x in self._books.protection.tenants.common_of(tenant.name))
         return ShareRow(tenant.name, share.host, share.nvme, allowed, taken, outcomes, common)
 
     def _set_share(self, asked: SharesAsked) -> str:
         books = self._books
         tenants, limits = books.protection.tenants, books.limits
-        name, before = asked.tenant, tenants.share_of(asked.tenant)
+        name, before = asked.tenant, tenants.own_of(asked.tenant)
         share = Share(
             before.host if asked.host is None else asked.host,
             before.nvme if asked.nvme is None else asked.nvme,
@@ -214,7 +214,8 @@ class Guarding:
             return f"a tenant's name has 1..{limits.name_bytes_max} bytes"
         if problem := share.why_not():
             return problem
-        if tenants.is_common(name):
+        both = zip((asked.host, asked.nvme), tenants.common_of(name), strict=True)
+        if any(own is not None and common is not None for own, common in both):
             return f"the cluster says what {name} may take: quota set --cluster, or quota unset"
         if name not in tenants.own() and len(tenants.own()) >= limits.protecting.shares_max:
             return f"{limits.protecting.shares_max} tenants have shares already"

@@ -138,13 +138,16 @@ class Tenants:
 
     def share_of(self, name: str) -> Share:
         """Return what a tenant of that name may take: what the cluster says, else what this node does."""
-        own = self._shares.get(name, self.default)
-        host, nvme = self._common.get(name, (None, None))
+        own, (host, nvme) = self.own_of(name), self.common_of(name)
         return Share(own.host if host is None else host, own.nvme if nvme is None else nvme)
 
-    def is_common(self, name: str) -> bool:
-        """Return whether the cluster says what a tenant of that name may take."""
-        return name in self._common
+    def own_of(self, name: str) -> Share:
+        """Return what this node says that a tenant of that name may take."""
+        return self._shares.get(name, self.default)
+
+    def common_of(self, name: str) -> tuple[float | None, float | None]:
+        """Return what the cluster says of memory and of the disk; None for what it leaves to this node."""
+        return self._common.get(name, (None, None))
 
     def overcommitted(self, tier: str) -> bool:
         """Return whether those who have a share were promised more than there is, all together."""
@@ -156,7 +159,7 @@ class Tenants:
         return {*self._shares, *self._common}
 
     def own(self) -> Mapping[str, Share]:
-        """Return the shares that were set on this node, by name."""
+        """Return the shares of this node's settings, and those that were set on it, by name."""
         return self._shares
 
     def agree(self, common: Mapping[str, tuple[float | None, float | None]]) -> set[str]:

@@ -8,10 +8,10 @@ from functools import partial
 from typing import NamedTuple
 
 from tiercache.config import Settings
-from tiercache.core import commands, guard_events
+from tiercache.core import commands
 from tiercache.core.cluster import events as ev
 from tiercache.errors import ConfigError
-from tiercache.registry.base import Member, Registry, TenantShare, View
+from tiercache.registry.base import Member, Registry, View
 from tiercache.registry.etcd import Etcd
 from tiercache.registry.etcd_registry import EtcdRegistry
 from tiercache.runtime.cluster.calls import Calls
@@ -22,6 +22,7 @@ from tiercache.runtime.cluster.lender import Lender
 from tiercache.runtime.cluster.links import Links, Times
 from tiercache.runtime.cluster.operating import Answered, Operating
 from tiercache.runtime.cluster.security import read_secret, security_of
+from tiercache.runtime.cluster.sharing import Sharing
 from tiercache.runtime.log import say
 from tiercache.runtime.node import Node
 from tiercache.settings import Cluster
@@ -85,7 +86,7 @@ class Service:
         self._registry: Registry | None = None
         self._links: Links | None = None
         self._others: frozenset[str] = frozenset()
-        self._shares: Mapping[str, TenantShare] = {}
+        self._sharing = Sharing(node.hear, node.machine.limits.protecting.shares_max)
         self._operating = Operating(cluster.name, self._name, cluster.ttl_s, node.machine)
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -169,10 +170,7 @@ class Service:
         for name in self._others - others.keys():
             self._lender.left(name)
         self._others = frozenset(others)
-        if view.shares != self._shares:
-            self._shares = view.shares
-            told = {tenant: (share.host, share.nvme) for tenant, share in view.shares.items()}
-            self._node.hear(guard_events.SharesTold(told))
+        self._sharing.heard(view.shares)
         # First what others count on, then the word that it is done.
         self._carrying.heard(view.flushes, registry, tasks)
         self._stand()
