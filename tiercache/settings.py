@@ -255,7 +255,7 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 0.25
     deposit_bytes_per_s: Annotated[
-        int, Meta(ge=MIB, description="Most bytes per second that go there; more go later.")
+        int, Meta(ge=MIB, description="At most so many bytes per second go there, on average.")
     ] = GIB
     resumes_min: Annotated[
         int,

@@ -129,13 +129,14 @@ def put(
     host: Share = None,
     nvme: Share = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="On every node of the cluster, from now on.")
+        bool, typer.Option("--cluster", help="On every node of the cluster, until it is unset.")
     ] = False,
     socket: Socket = "",
     json: Json = False,
     deadline: Deadline = 5.0,
 ) -> None:
-    """Set a tenant's share, until the node's next start. A lower one takes effect as it saves."""
+    """Set a tenant's share: on this node until its next start, or on all of its cluster. A lower one
+    takes effect as the tenant saves, or others need the room."""
     if host is None and nvme is None:
         raise UsageError("say --host or --nvme, each with a share from 0 to 1")
     with ask(socket, deadline) as node:
