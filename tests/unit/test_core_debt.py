@@ -24,3 +24,13 @@ def test_the_average_rate_holds_whatever_the_batches() -> None:
         moved += size
     now += debt.wait_s(now)
     assert moved / now == pytest.approx(1000)
+
+
+def test_time_that_does_not_pass_pays_nothing_and_costs_nothing() -> None:
+    debt = ByteDebt(1000)
+    debt.add(500, 10.0)
+    for now in (10.0, 3.0, 10.0, 9.9):
+        assert debt.wait_s(now) == pytest.approx(0.5)
+    debt.add(500, 4.0)
+    assert debt.wait_s(11.0) == pytest.approx(0.0)
+    assert debt.wait_s(2.0) == 0.0

@@ -2,7 +2,8 @@
 
 
 class ByteDebt:
-    """Keeps an average rate: what was moved is a debt that time pays off. No clock of its own."""
+    """Keeps an average rate: what was moved is a debt that time pays off. No clock of its own; one that
+    stands still, or goes back, pays nothing and costs nothing."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
@@ -20,5 +21,6 @@ class ByteDebt:
         self._debt += nbytes
 
     def _pay(self, now: float) -> None:
-        self._debt = max(0.0, self._debt - (now - self._at) * self._bytes_per_s)
-        self._at = now
+        passed_s = max(0.0, now - self._at)
+        self._debt = max(0.0, self._debt - passed_s * self._bytes_per_s)
+        self._at += passed_s
