@@ -4,12 +4,14 @@ import asyncio
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tiercache.errors import UnavailableError
+from tiercache.registry import etcd
 from tiercache.registry.base import Member, Registry, TenantShare, View, next_flush
 from tiercache.registry.etcd import Etcd
 from tiercache.registry.etcd_registry import EtcdRegistry
@@ -155,6 +157,36 @@ async def test_what_others_wrote_there_ends_no_node_and_is_not_believed(
         view = a.registry.view
         assert set(view.shares) == {"-", "00000001", "00000003", "00000005"}
         assert (set(view.members), view.dropped["a"]) == ({"a"}, {})
+
+
+def has_flushed(number: int, view: View) -> bool:
+    return view.flushes.get("ns") == number
+
+
+@needs_etcd
+async def test_however_much_is_written_there_at_once_no_node_ends(
+    etcd_ground: EtcdGround, server: EtcdServer
+) -> None:
+    async with joined(etcd_ground, member("a")) as (a,):
+        writer = Etcd([server.url])
+        etcd_ground.clients.append(writer)
+        for nbytes in (100_000, 700_000):
+            await writer.put(f"/{etcd_ground.cluster}/large", "x" * nbytes)
+            await a.until(partial(has_flushed, await a.registry.flush("ns")))
+            assert a.task is not None
+            assert not a.task.done()
+
+
+@needs_etcd
+async def test_an_answer_that_is_too_large_is_not_kept(
+    etcd_ground: EtcdGround, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd, "ANSWER_BYTES_MAX", 100_000)
+    client = Etcd([server.url])
+    etcd_ground.clients.append(client)
+    await client.put(f"/{etcd_ground.cluster}/large", "x" * 100_000)
+    with pytest.raises(UnavailableError, match="too large"):
+        await client.read(f"/{etcd_ground.cluster}/")
 
 
 @needs_etcd

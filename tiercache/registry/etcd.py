@@ -22,6 +22,10 @@ NOT_FOUND = 5
 UNAUTHENTICATED = {3, 7, 16}
 ANSWER_BYTES_MAX = 16 * 1024**2
 
+LINE_BYTES_MAX = 64 * 1024
+"""Of what a watch says at once so much is looked at: what is longer tells of changes, since the end of a
+watch is short."""
+
 T = TypeVar("T")
 
 
@@ -186,7 +190,10 @@ class Etcd:
             raise UnavailableError(f"unavailable: etcd: {fault}") from fault
 
     async def _changes(self, answer: aiohttp.ClientResponse) -> AsyncIterator[None]:
-        async for line in answer.content:
+        async for line in _lines(answer.content):
+            if line is None:
+                yield
+                continue
             try:
                 watched = msgspec.json.decode(line, type=_Line).result
             except msgspec.DecodeError as fault:
@@ -257,9 +264,12 @@ class Etcd:
         async with self._session().post(
             f"{endpoint}/{path}", data=body, headers=self._headers(), ssl=self._tls or True
         ) as answer:
-            if (answer.content_length or 0) > ANSWER_BYTES_MAX:
-                raise aiohttp.ClientError("the answer is too large")
-            return answer.status, await answer.read()
+            found = bytearray()
+            async for piece in answer.content.iter_any():
+                found += piece
+                if len(found) > ANSWER_BYTES_MAX:
+                    raise aiohttp.ClientError("the answer is too large")
+            return answer.status, bytes(found)
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": self._token} if self._token else {}
@@ -268,6 +278,17 @@ class Etcd:
         if self._http is None:
             self._http = aiohttp.ClientSession()
         return self._http
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes | None]:
+    """Yield each line as it ends; None for one that is too long."""
+    begun, is_long = b"", False
+    async for piece in content.iter_any():
+        ended, newline, rest = (begun + piece).rpartition(b"\n")
+        for line in ended.split(b"\n") if newline else []:
+            yield None if is_long else line
+            is_long = False
+        begun, is_long = (b"", True) if len(rest) > LINE_BYTES_MAX else (rest, is_long)
 
 
 def _coded(text: str) -> str:
