@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from tiercache.errors import UnavailableError
 from tiercache.registry import etcd
@@ -250,6 +252,24 @@ class TestEtcdAway:
         await client.put(f"/{etcd_ground.cluster}/members/new", newer.decode())
         async with joined(etcd_ground, member("a")) as (a,):
             assert a.registry.view.members["new"] == member("new")
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b"{}", b"<html>", b'{"header":{"revision":"many"}}',
+     b'{"header":{},"kvs":[{"key":"no base64!"}]}',
+     b'{"header":{},"kvs":[{"key":"AAAA","mod_revision":"many"}]}'],
+)  # fmt: skip
+async def test_what_is_no_answer_is_an_etcd_that_is_away(answer: bytes) -> None:
+    async def answers(_: web.BaseRequest) -> web.Response:
+        return web.Response(body=answer)
+
+    async with RawTestServer(answers) as server:
+        client = Etcd([str(server.make_url("/"))])
+        for call in (client.read("/"), client.grant(1), client.keep(1)):
+            with pytest.raises(UnavailableError, match="etcd: http"):
+                await call
         await client.close()
 
 

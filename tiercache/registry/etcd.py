@@ -6,7 +6,7 @@ texts, and fields with a zero value are left out.
 
 import asyncio
 import ssl
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -47,13 +47,13 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct):
-    revision: str = "0"
+    revision: int = 0
 
 
 class _Pair(msgspec.Struct):
-    key: str
-    value: str = ""
-    mod_revision: str = "0"
+    key: bytes
+    value: bytes = b""
+    mod_revision: int = 0
 
 
 class _Ranged(msgspec.Struct):
@@ -67,8 +67,8 @@ class _Done(msgspec.Struct):
 
 
 class _Granted(msgspec.Struct):
-    ID: str
-    TTL: str = "0"
+    ID: int
+    TTL: int = 0
 
 
 class _Token(msgspec.Struct):
@@ -97,11 +97,12 @@ class _Line(msgspec.Struct):
     result: _Watched
 
 
-_RANGED = msgspec.json.Decoder(_Ranged)
-_DONE = msgspec.json.Decoder(_Done)
-_ENDED: msgspec.json.Decoder[_Done | None] = msgspec.json.Decoder(_Done | None)
-_GRANTED = msgspec.json.Decoder(_Granted)
-_KEPT: msgspec.json.Decoder[_Kept | None] = msgspec.json.Decoder(_Kept | None)
+# Not strict: numbers are texts.
+_RANGED = msgspec.json.Decoder(_Ranged, strict=False)
+_DONE = msgspec.json.Decoder(_Done, strict=False)
+_ENDED: msgspec.json.Decoder[_Done | None] = msgspec.json.Decoder(_Done | None, strict=False)
+_GRANTED = msgspec.json.Decoder(_Granted, strict=False)
+_KEPT: msgspec.json.Decoder[_Kept | None] = msgspec.json.Decoder(_Kept | None, strict=False)
 
 
 class Etcd:
@@ -143,10 +144,9 @@ class Etcd:
         body = {"key": _coded(prefix), "range_end": _coded(_after(prefix))}
         ranged = await self._ask("v3/kv/range", body, _RANGED)
         pairs = (
-            Pair(_plain(pair.key), _plain(pair.value), int(pair.mod_revision))
-            for pair in ranged.kvs
+            Pair(_plain(pair.key), _plain(pair.value), pair.mod_revision) for pair in ranged.kvs
         )
-        return Reading(int(ranged.header.revision), tuple(pairs))
+        return Reading(ranged.header.revision, tuple(pairs))
 
     async def put(self, key: str, value: str, *, lease: int = 0) -> None:
         """Write a pair; it goes when its lease ends, if it has one."""
@@ -197,7 +197,7 @@ class Etcd:
                 yield
                 continue
             try:
-                watched = msgspec.json.decode(line, type=_Line).result
+                watched = msgspec.json.decode(line, type=_Line, strict=False).result
             except msgspec.DecodeError as fault:
                 raise UnavailableError(f"unavailable: etcd ended a watch: {line!r}") from fault
             if watched.canceled:  # The history it would start from is compacted away.
@@ -210,12 +210,12 @@ class Etcd:
 
     async def grant(self, ttl_s: int) -> int:
         """Return a new lease that ends `ttl_s` seconds after it was kept last."""
-        return int((await self._ask("v3/lease/grant", {"TTL": str(ttl_s)}, _GRANTED)).ID)
+        return (await self._ask("v3/lease/grant", {"TTL": str(ttl_s)}, _GRANTED)).ID
 
     async def keep(self, lease: int) -> bool:
         """Keep a lease alive; False when it has ended."""
         kept = await self._ask("v3/lease/keepalive", {"ID": str(lease)}, _KEPT)
-        return kept is not None and int(kept.result.TTL) > 0
+        return kept is not None and kept.result.TTL > 0
 
     async def revoke(self, lease: int) -> None:
         """End a lease and all that was written under it. One that has ended is no error."""
@@ -297,8 +297,8 @@ def _coded(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 
-def _plain(coded: str) -> str:
-    return b64decode(coded).decode(errors="replace")
+def _plain(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 def _after(prefix: str) -> str:
