@@ -21,6 +21,6 @@ class ByteDebt:
         self._debt += nbytes
 
     def _pay(self, now: float) -> None:
-        passed_s = max(0.0, now - self._at)
-        self._debt = max(0.0, self._debt - passed_s * self._bytes_per_s)
-        self._at += passed_s
+        now = max(now, self._at)
+        self._debt = max(0.0, self._debt - (now - self._at) * self._bytes_per_s)
+        self._at = now
