@@ -385,7 +385,7 @@ def test_what_a_client_can_capture_is_told_so_that_others_take_it(
     asked = engine.head.planning("r", engine.head.chain(TOKENS), capture=capture)
     assert asked_now(engine.head, asked) is None
     (question,) = engine.head.rig.take(ccm.Agree)
-    assert said.decoded_question(said.encode(said.agree_of(question))) is not None
+    assert said.decoded_question(said.encode(said.agree_of(question, 0.1))) is not None
     assert engine.nodes.assent("a", question) == [16]
     assert min(said_by_client, 21) in {question.grain, -1}
 
@@ -394,6 +394,6 @@ def test_a_codec_with_a_name_that_others_do_not_take_is_not_asked_about(engine: 
     engine.head.codecs = ("native", "x" * 1025)
     asked = plan(engine.head)
     (question,) = engine.head.rig.take(ccm.Agree)
-    assert said.decoded_question(said.encode(said.agree_of(question))) is not None
+    assert said.decoded_question(said.encode(said.agree_of(question, 0.1))) is not None
     engine.head.rig.tell(cev.AgreeEnded(question.job, engine.nodes.assent("a", question), None))
     assert planned(engine.head, asked).boundary == 16

@@ -30,6 +30,10 @@ DIGESTS = [bytes([number]) * 32 for number in range(3)]
 LOCATE = cm.Locate(
     5, "b", "boot", "r", SPACE, DIGESTS, 48, 16, 1, ("native",), reshard=False, flush=7
 )
+AGREE = cm.Agree(
+    5, "b", "boot", "engine", "r", SPACE, DIGESTS, 49, 48, 4, 2, 4, ("native",), reshard=True,
+    chunk_tokens=8, grain=16, care=Care(priority=1), flush=7, ends=[16, 48], wait_s=0.3,
+)  # fmt: skip
 
 
 # --- messages
@@ -45,6 +49,24 @@ def test_a_question_arrives_as_it_was_meant() -> None:
     assert (question.codecs, question.flush, question.wait_ms) == (["native"], 7, 250)
 
 
+@pytest.mark.parametrize(
+    ("question", "newer"),
+    [
+        (said.question_of(msgspec.structs.replace(LOCATE, first=1, stop=2), 0.25), 2),
+        (said.agree_of(AGREE, 0.25), 1),
+    ],
+)
+def test_nodes_that_know_nothing_of_seats_and_nodes_that_do_understand_one_another(
+    question: said.Question, newer: int
+) -> None:
+    """What an older node sends means all ranks, and an answer at once; what it does not know it ignores."""
+    fields = msgspec.msgpack.decode(said.encode(question))
+    understood = said.decoded_question(msgspec.msgpack.encode(fields[:-newer]))
+    names = type(question).__struct_fields__[-newer:]
+    assert understood == msgspec.structs.replace(question, **dict.fromkeys(names, 0))
+    assert said.decoded_question(msgspec.msgpack.encode([*fields, "newer still"])) == question
+
+
 def test_an_answer_arrives_as_it_was_meant() -> None:
     record = replace(RECORD, parent=DIGESTS[0], requantised=2)
     body = said.encode(said.answer_of(cm.Located(16, [RECORD, record])))
@@ -57,15 +79,12 @@ def test_an_answer_arrives_as_it_was_meant() -> None:
 
 
 def test_what_other_ranks_have_is_asked_and_answered_as_it_was_meant() -> None:
-    command = cm.Agree(
-        5, "b", "boot", "engine", "r", SPACE, DIGESTS, 49, 48, 4, 2, 4, ("native",), reshard=True,
-        chunk_tokens=8, grain=16, care=Care(priority=1), flush=7, ends=[16, 48],
-    )  # fmt: skip
-    question = said.decoded_question(said.encode(said.agree_of(command)))
+    question = said.decoded_question(said.encode(said.agree_of(AGREE, 0.25)))
     assert isinstance(question, said.Agree)
     assert said.digests_of(question) == DIGESTS
     found = msgspec.structs.asdict(question) | {"digests": DIGESTS, "codecs": ("native",)}
-    assert found.items() <= msgspec.structs.asdict(command).items()
+    assert found.pop("wait_ms") == 250
+    assert found.items() <= msgspec.structs.asdict(AGREE).items()
     answer = said.decoded_answer(said.encode(said.answer_of(cm.Agreed([48, 16]))))
     assert answer == said.Agreed([48, 16])
 

@@ -14,6 +14,7 @@ from tiercache.core.filling import Filling
 from tiercache.core.losses import Depths, check_tokens, note, settle
 from tiercache.core.route import Route, terms_of
 from tiercache.core.routes import Routes
+from tiercache.core.search import SEATED_SHARE, Search, Seat
 from tiercache.core.waits import Wait, Waits
 from tiercache.core.worth import Worth
 from tiercache.core.writeback import WriteBack
@@ -73,7 +74,7 @@ class Planning:
         self._writeback.consider_all(route.entries, route.way)
         position, ready = _deepest(route, session)
         ask = asks_others and alone and asked.care.store  # Others would count the visit.
-        if ask and self._ask(session, asked, route, _at(route, position), now):
+        if ask and self._ask(session, asked, route, position, now):
             return  # `reached` goes on.
         if asked.seats and asked.all_ranks and (alone or route.agreed is None):
             if self._reach.agreeing.ask(session, asked, route, now):
@@ -136,29 +137,38 @@ class Planning:
         return items
 
     def _ask(
-        self, session: Session, asked: PlanAsked, route: Route, boundary: int, now: float
+        self, session: Session, asked: PlanAsked, route: Route, position: int, now: float
     ) -> bool:
-        """Ask another node, once for a request; True when the plan waits for it."""
-        if route.reached_out or not self._reach.is_open:
+        """Ask another node, or the next one; True when the plan waits for it. A request looks for others
+        once, whatever it plans meanwhile."""
+        if not self._reach.is_open:
             return False
-        route.reached_out = True
+        if route.search is None:
+            route.search = _search(session, asked, route, now)
+        elif self._reach.is_asking(route.search):
+            return False
+        if route.agreed is not None:  # What others have of it was not asked yet.
+            position = next(route.resumable(session, route.deepest_known()), -1)
         digests = asked.digests[: asked.limit // route.layout.block_tokens]
         whole = partial(route.whole, session)
+        boundary = _at(route, position)
         question = Question(asked, route.shelf, digests, 0, boundary, whole, asked.source)
-        return self._reach.ask(session, question, now)
+        return self._reach.ask(route.search, question, now)
 
-    def reached(self, asked: PlanAsked, now: float, ends: frozenset[bytes] | None = None) -> None:
-        """Another node has said what it has, or is late: answer the plan that waited for it. `ends`: what
-        all nodes agreed on, if it waited for that."""
+    def reached(self, asked: PlanAsked, now: float, found: Search | frozenset[bytes]) -> None:
+        """Another node has said what it has, or is late: answer the plan that waited for it, or ask the next
+        one. `found`: the search, or what all nodes agreed on."""
         session = self._books.sessions[asked.session]
         shelf = self._books.shelf_of(session, asked.lora, asked.salt)
         if shelf is None:  # Cleared meanwhile, and no room to open it again.
             self._books.reply(asked.session, asked.call, Refused("refused", "too many namespaces"))
             return
-        if ends is not None:
-            route = self._route(session, shelf, asked)[0]
-            route.agreed, route.terms = ends, (terms_of(asked), now + AGREED_S_MAX)
-        self.plan(session, shelf, asked, now, asks_others=False)
+        route = self._route(session, shelf, asked)[0]
+        if isinstance(found, Search):
+            route.search = found  # Cleared meanwhile, the route is another one: no new search.
+        else:
+            route.agreed, route.terms = found, (terms_of(asked), now + AGREED_S_MAX)
+        self.plan(session, shelf, asked, now, asks_others=isinstance(found, Search))
 
     def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> tuple[Route, Advice]:
         """Return the request's route, and what is known of it; its sights are counted."""
@@ -306,6 +316,14 @@ def _mention(books: Books, shelf: Shelf, tails: Iterable[Tail]) -> None:
 
 def _at(route: Route, position: int) -> int:
     return route.positions[position] if position >= 0 else 0
+
+
+def _search(session: Session, asked: PlanAsked, route: Route, now: float) -> Search:
+    """Return the search of a plan: for the ranks that sit here."""
+    elsewhere = frozenset(seat.node for seat in asked.seats if seat.node)
+    waits_again = bool(elsewhere) and asked.all_ranks
+    share = SEATED_SHARE if waits_again else 1.0
+    return Search(now, Seat(session.ranks, *route.here), last=elsewhere, share=share)
 
 
 def _deepest(route: Route, session: Session) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from tiercache.core.catalog import Entry, Item, Shelf
 from tiercache.core.events import PlanAsked, Tail
+from tiercache.core.search import Search
 from tiercache.state import Layout, Part, Shard, resolve, resumable
 from tiercache.state.seats import RanksOf, here
 
@@ -57,6 +58,7 @@ class Route:
         "codecs",
         "decided",
         "entries",
+        "given",
         "here",
         "layout",
         "limit",
@@ -66,8 +68,8 @@ class Route:
         "planned",
         "positions",
         "reached",
-        "reached_out",
         "reshard",
+        "search",
         "sessions",
         "settled",
         "shelf",
@@ -94,7 +96,8 @@ class Route:
         self.outcome: tuple[int, str, str] | None = None
         self.settled = False
         self.passed = False  # The eviction policies know of it.
-        self.reached_out = False  # Another node was asked.
+        self.search: Search | None = None  # Once others were looked at.
+        self.given = 0  # Who asks has all blocks of so many tokens: they need not be held.
         self.here = (0, 0)  # The ranks that count, from one up to before another; (0, 0): all.
         # Where ranks are elsewhere, what is given out, by digests: those name the prompt too.
         self.agreed: frozenset[bytes] | None = None
@@ -114,7 +117,7 @@ class Route:
         absent = Entry(self.shelf, b"", b"")
         for number, digest in enumerate(asked.digests, 1):
             entry = entries.get(digest, absent)
-            if gap_ends_it and not entry.held:
+            if gap_ends_it and not entry.held and number * step > self.given:
                 break
             found.append((number * step, entry))
         whole = len(found)
@@ -185,6 +188,9 @@ class Route:
             flags = _all_met(in_memory, own)
             if own != needs:
                 flags = [a and b for a, b in zip(flags, _all_met(anywhere, needs), strict=True)]
+            if self.given and part.window is None:
+                given = bisect_right(positions, self.given)
+                flags[:given] = [True] * given
             held.append(flags)
         if self.agreed is None:
             return resolve(self.layout.parts, positions, held)

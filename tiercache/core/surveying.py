@@ -35,22 +35,14 @@ class Surveying:
         """Yield each item once for every survey that keeps it."""
         yield from self._holds.items()
 
-    def survey(
-        self,
-        session: Session,
-        shelf: Shelf,
-        asked: SurveyAsked,
-        now: float,
-        *,
-        asks_others: bool = True,
-    ) -> None:
+    def survey(self, session: Session, shelf: Shelf, asked: SurveyAsked, now: float) -> None:
         """Answer what is held, keep what the deepest boundary needs and every state, and send for
-        what of it is on NVMe only. Where another node has told of more, it is asked first."""
+        what of it is on NVMe only. Where other nodes have told of more, they are asked first."""
         books = self._books
         path = Path(shelf, session, asked)
         deepest = next(resumable(path.layout.parts, path.positions, path.flags), -1)
         boundary = path.positions[deepest] if deepest >= 0 else 0
-        if asks_others and self._ask(session, path, asked, boundary, now):
+        if self._ask(session, path, asked, boundary, now):
             return  # `reached` goes on.
         same = self._see(session, shelf, asked)
         self._writeback.consider_all(path.entries)
@@ -80,7 +72,8 @@ class Surveying:
     def _ask(
         self, session: Session, path: "Path", asked: SurveyAsked, boundary: int, now: float
     ) -> bool:
-        """Ask another node, once for all ranks of a request; True when the survey waits for it."""
+        """Ask another node, or the next one, for all ranks of a request; True when the survey waits for
+        it."""
         if not self._reach.is_open:
             return False
         shelf, layout, start = path.shelf, path.layout, path.start
@@ -103,7 +96,7 @@ class Surveying:
         if shelf is None:  # Cleared meanwhile, and no room to open it again.
             books.reply(asked.session, asked.call, Refused("refused", "too many namespaces"))
             return
-        self.survey(session, shelf, asked, now, asks_others=False)
+        self.survey(session, shelf, asked, now)
 
     def _count(self, path: "Path", blocks: tuple[int, int], deepest: int, tier: str) -> None:
         """Count what became of a path of so many blocks, of which so many were seen before."""

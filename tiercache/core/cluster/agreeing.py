@@ -17,6 +17,7 @@ from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.walking import storable
 from tiercache.core.events import PlanAsked
 from tiercache.core.route import Route, terms_of
+from tiercache.core.search import SEATED_SHARE
 from tiercache.state.seats import RanksOf
 
 ENDS_MAX: Final = 1024
@@ -61,7 +62,8 @@ class Agreeing:
     def ask(self, session: Session, asked: PlanAsked, route: Route, now: float) -> bool:
         """Ask about a plan whose ranks sit on several nodes; True when it has to wait for the answers.
 
-        From then on the route gives out only what all agreed on: nothing, so far.
+        From then on the route gives out only what all agreed on: nothing, so far. What the plan has waited
+        for others already is part of how long it may.
         """
         elsewhere = [seat for seat in asked.seats if seat.node]
         if not elsewhere:
@@ -70,7 +72,9 @@ class Agreeing:
         terms, limits = terms_of(asked), self._books.limits.clustering
         if route.terms is not None and route.terms[0] == terms and now < route.terms[1]:
             return False
-        until = now + limits.peer_answer_s_max
+        wait_s = limits.peer_answer_s_max
+        began = route.search.since(now) if route.search is not None else now
+        until = max(began + wait_s, now + SEATED_SHARE * wait_s)
         route.agreed, route.terms = frozenset(), (terms, until + AGREED_S_MAX)
         if not asked.digests:
             return False
@@ -84,7 +88,7 @@ class Agreeing:
         whole = frozenset(ends if len(peers) == len(elsewhere) else ())
         held = _Round(asked, route.shelf, whole, until)
         for peer, seat in peers:
-            self._send(session, held, route, peer, seat)
+            self._send(session, held, route, (peer, seat), until - now)
         return not held.over
 
     def _ready(self, seats: Iterable[RanksOf], now: float) -> list[tuple[Peer, RanksOf]]:
@@ -93,9 +97,14 @@ class Agreeing:
         return [(peer, seat) for peer, seat in found if peer and peer.breaker.may_ask(now)]
 
     def _send(
-        self, session: Session, held: _Round, route: Route, peer: Peer, seat: RanksOf
+        self,
+        session: Session,
+        held: _Round,
+        route: Route,
+        whom: tuple[Peer, RanksOf],
+        wait_s: float,
     ) -> None:
-        books, asked = self._books, held.asked
+        books, asked, (peer, seat) = self._books, held.asked, whom
         whole = len(asked.digests) * route.layout.block_tokens
         job = books.next_job()
         peer.breaker.asked()
@@ -122,6 +131,7 @@ class Agreeing:
                 asked.care,
                 books.flush_of(route.shelf.digest),
                 sorted(held.ends),
+                wait_s,
             )
         )
 

@@ -1,18 +1,21 @@
 """The other side of `agreeing`: this node has some ranks of an engine whose plans another node makes."""
 
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple
 
 from tiercache.core.advising import Advising
 from tiercache.core.books import Books
-from tiercache.core.catalog import Item, Shelf
+from tiercache.core.catalog import Item
 from tiercache.core.cluster.agreeing import ENDS_MAX
 from tiercache.core.cluster.commands import Agreed
 from tiercache.core.cluster.events import AgreeAsked
 from tiercache.core.cluster.lending import Lending
+from tiercache.core.cluster.reach import Question, Reach
 from tiercache.core.cluster.walking import Asker, is_sound
 from tiercache.core.events import Capture, PlanAsked
 from tiercache.core.route import Route
+from tiercache.core.search import Search, Seat
 from tiercache.core.worth import Worth
 from tiercache.core.writeback import WriteBack
 from tiercache.state import Layout
@@ -44,16 +47,26 @@ class Assenting:
         lending: Lending,
         advising: Advising,
         worth: Worth,
+        reach: Reach,
     ) -> None:
         self._books = books
         self._writeback = writeback
         self._lending = lending
         self._advising = advising
         self._worth = worth
+        self._reach = reach
 
     def take(self, asked: AgreeAsked, now: float) -> None:
-        """Answer at once. What the deepest of these boundaries rests on is kept for a while, and sent for
-        if it is not in memory: the ranks here fetch it next. The states of some others are kept too.
+        """Answer; where other nodes may have more of these boundaries for the ranks here, they are asked
+        first, within the time that there is."""
+        seat = Seat(asked.ranks, asked.first, asked.stop)
+        last, ends = frozenset({asked.peer}), frozenset(asked.ends)
+        self.go_on(asked, Search(now, seat, last=last, ends=ends, until=asked.deadline), now)
+
+    def go_on(self, asked: AgreeAsked, search: Search, now: float) -> None:
+        """Ask the next node, or answer. What the deepest of these boundaries rests on is kept for a
+        while, and sent for if it is not in memory: the ranks here fetch it next. The states of some
+        others are kept too.
 
         Between the two nodes' flushes nothing is answered: one stored anew what the other still has from
         before.
@@ -64,13 +77,28 @@ class Assenting:
         ends: list[int] = []
         layout = shelf.layout if shelf is not None and not apart else None
         if shelf is not None and layout is not None and _is_sound(books, layout, asked):
-            ends = self._ends(shelf, layout, asked, now)
+            plan = _plan(asked)
+            route = Route(shelf, layout)
+            route.walk(plan, asked.limit)
+            if self._asks(asked, route, search, now):
+                return
+            ends = self._ends(asked, plan, route, now)
         books.reply(asked.session, asked.call, Agreed(ends))
 
-    def _ends(self, shelf: Shelf, layout: Layout, asked: AgreeAsked, now: float) -> list[int]:
-        plan = _plan(asked)
-        route = Route(shelf, layout)
-        route.walk(plan, asked.limit)
+    def _asks(self, asked: AgreeAsked, route: Route, search: Search, now: float) -> bool:
+        """Ask another node; True when the answer waits for it."""
+        if not asked.care.store or not self._reach.is_open or not search.may_go_on(now):
+            return False
+        asker, wanted = Asker(asked.ranks, asked.first), frozenset(asked.ends)
+        held = (route.positions[at] for at in route.resumable(asker, route.deepest_known()))
+        boundary = next((end for end in held if end in wanted), 0)
+        digests = asked.digests[: max(wanted, default=0) // route.layout.block_tokens]
+        whole = partial(route.whole, asker)
+        question = Question(asked, route.shelf, digests, 0, boundary, whole)
+        return self._reach.ask(search, question, now)
+
+    def _ends(self, asked: AgreeAsked, plan: PlanAsked, route: Route, now: float) -> list[int]:
+        shelf, layout = route.shelf, route.layout
         asker = Asker(asked.ranks, asked.first)
         name = (shelf.digest, asked.writer, asked.request)
         advice = self._advising.meet(name, plan, layout.block_tokens)

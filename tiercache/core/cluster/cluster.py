@@ -11,11 +11,11 @@ from tiercache.core.cluster.assenting import Assenting
 from tiercache.core.cluster.handing import Handing
 from tiercache.core.cluster.lending import Lending
 from tiercache.core.cluster.peers import Known
-from tiercache.core.cluster.reach import Asked, Reach
+from tiercache.core.cluster.reach import Reach, Waited
 from tiercache.core.cluster.summary import Own
 from tiercache.core.cluster.whereabouts import Whereabouts
 from tiercache.core.commands import ISOLATED, Refused
-from tiercache.core.events import PlanAsked, PushAsked
+from tiercache.core.events import PlanAsked, PushAsked, SurveyAsked
 from tiercache.core.filling import Filling
 from tiercache.core.planning import Planning
 from tiercache.core.surveying import Surveying
@@ -42,7 +42,7 @@ class Cluster:
         self._surveying = surveying
         self._lending = Lending(books, writeback, filling)
         self._assenting = Assenting(
-            books, writeback, self._lending, planning.advising, planning.worth
+            books, writeback, self._lending, planning.advising, planning.worth, reach
         )
         self._handing = Handing(books, reach.peers, reach.pulling)
         self._whereabouts = Whereabouts(books, reach.peers)
@@ -115,18 +115,22 @@ class Cluster:
                 self._whereabouts.answer(event, now)
             case ev.PeerLeft(session):
                 self._lending.close(session)
+                self._reach.close(session)
             case ev.Announced():
                 self._handing.take(event, now)
             case ev.AgreeAsked():
                 self._assenting.take(event, now)
 
-    def _reached(self, calls: list[Asked], now: float) -> None:
-        """Another node has said what it has, or is late: answer the calls that waited for it."""
-        for asked in calls:
-            if self._refused(asked, now):
+    def _reached(self, calls: list[Waited], now: float) -> None:
+        """Another node has said what it has, or is late: answer the calls that waited for it, or ask the
+        next one."""
+        for asked, search in calls:
+            if isinstance(asked, ev.AgreeAsked):
+                self._assenting.go_on(asked, search, now)
+            elif self._refused(asked, now):
                 continue
-            if isinstance(asked, PlanAsked):
-                self._planning.reached(asked, now)
+            elif isinstance(asked, PlanAsked):
+                self._planning.reached(asked, now, search)
             else:
                 self._surveying.reached(asked, now)
 
@@ -136,7 +140,7 @@ class Cluster:
             if not self._refused(asked, now):
                 self._planning.reached(asked, now, ends)
 
-    def _refused(self, asked: Asked, now: float) -> bool:
+    def _refused(self, asked: PlanAsked | SurveyAsked, now: float) -> bool:
         """Refuse a call that waited, if this node may have missed a flush meanwhile."""
         if not self._books.is_isolated(now):
             return False

@@ -1,5 +1,7 @@
 """What a node can be told to do with other nodes, and what it answers them."""
 
+from math import inf
+
 import msgspec
 
 from tiercache.state import Care, Extent, Record
@@ -10,7 +12,8 @@ class _Command(msgspec.Struct, frozen=True):
 
 
 class Locate(_Command, frozen=True):
-    """Ask a node where it could resume this prompt; fields as in `LocateAsked`. Answer: `LocateEnded`."""
+    """Ask a node where it could resume this prompt; fields as in `LocateAsked`. It is waited for `wait_s`
+    at most. Answer: `LocateEnded`."""
 
     job: int
     peer: str
@@ -25,6 +28,9 @@ class Locate(_Command, frozen=True):
     reshard: bool
     flush: int
     partial: bool = False
+    first: int = 0
+    stop: int = 0
+    wait_s: float = inf
 
 
 class Announce(_Command, frozen=True):
@@ -47,7 +53,7 @@ class Announce(_Command, frozen=True):
 
 class Agree(_Command, frozen=True):
     """Ask a node where other ranks of an engine sit which of the boundaries `ends` those could resume;
-    fields as in `AgreeAsked`. Answer: `AgreeEnded`."""
+    fields as in `AgreeAsked`. It is waited for `wait_s` at most. Answer: `AgreeEnded`."""
 
     job: int
     peer: str
@@ -68,6 +74,7 @@ class Agree(_Command, frozen=True):
     care: Care
     flush: int
     ends: list[int]
+    wait_s: float
 
 
 class Pull(_Command, frozen=True):

@@ -109,12 +109,13 @@ class PoolFlushed(_Event, frozen=True):
 
 
 class LocateAsked(_Event, frozen=True):
-    """Where could this prompt be resumed by all of `ranks` ranks, `limit` tokens at most?
+    """Where could this prompt be resumed by those of `ranks` ranks from `first` up to before `stop` (0,
+    0: by all), `limit` tokens at most?
 
-    `digests`: of its whole blocks, in order. The asker has all blocks of the first `whole` tokens itself.
-    `partial`: also what lies along the way of which no boundary can be made yet. A node that has not
-    carried out the flush of that number answers nothing. Answered by `deadline`; what was found is kept
-    until `until` at most.
+    `digests`: of its whole blocks, in order. The asker has all blocks of the first `whole` tokens itself:
+    they need not be here. `partial`: also what lies along the way of which no boundary can be made yet. A
+    node that has not carried out the flush of that number answers nothing. Answered by `deadline`; what
+    was found is kept until `until` at most.
     """
 
     session: int
@@ -132,6 +133,8 @@ class LocateAsked(_Event, frozen=True):
     deadline: float
     until: float
     partial: bool = False
+    first: int = 0
+    stop: int = 0
 
 
 class Announced(_Event, frozen=True):
@@ -154,7 +157,8 @@ class Announced(_Event, frozen=True):
 class AgreeAsked(_Event, frozen=True):
     """Another node plans a request of which the ranks from `first` up to before `stop`, of `ranks`, sit
     here. Which of the boundaries `ends` could they resume? Fields as in `PlanAsked` and `LocateAsked`;
-    `writer` is the engine's name. Answered at once; what was found is kept until `until` at most."""
+    `writer` is the engine's name. Answered by `deadline`, at once where no third node may have more; what
+    was found is kept until `until` at most."""
 
     session: int
     call: int
@@ -175,6 +179,7 @@ class AgreeAsked(_Event, frozen=True):
     care: Care
     flush: int
     ends: list[int]
+    deadline: float
     until: float
 
 

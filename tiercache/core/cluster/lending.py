@@ -51,18 +51,16 @@ class Lending:
         if shelf is None or shelf.layout is None or behind:
             self._books.reply(asked.session, asked.call, Located(0, []))
             return
-        if not is_sound(books, shelf.layout, asked):
+        if not is_sound(books, shelf.layout, asked) or not _is_seat(asked):
             self._books.reply(asked.session, asked.call, Located(0, []))
             return
         sights, request = self._books.sights, (shelf.digest, asked.peer, asked.request)
         if sights.first_time(request):
             sights.see(request, asked.digests, goes_on=True)
-        route = route_of(shelf, shelf.layout, asked)
+        route = route_of(shelf, shelf.layout, asked, (asked.first, asked.stop), asked.whole)
         self._writeback.consider_all(route.entries)
         asker = Asker(asked.ranks)
-        items = route.chosen(asker, route.deepest(asker, in_host=False), all_ranks=True)
-        if asked.partial:
-            items = list(dict.fromkeys([*items, *_runs(route)]))
+        items = _lacked(route, asked, route.deepest(asker, in_host=False, all_ranks=True))
         coming = self.bring((asked.session, asked.request), items, asked.until, now)
         wait = Wait(asked, list(items), set(coming))
         if not coming or asked.deadline <= now or self._waits.is_full:
@@ -88,18 +86,10 @@ class Lending:
             self._books.reply(asked.session, asked.call, Located(0, []))
             return
         layout = shelf.layout
-        route = route_of(shelf, layout, asked)
-        asker = Asker(asked.ranks)
-        position = route.deepest(asker, in_host=True, all_ranks=True)
-        items = route.chosen(asker, position, all_ranks=True)
-        if asked.partial:
-            items = list(dict.fromkeys([*items, *_runs(route)]))
-        items = [
-            item
-            for item in items
-            if (item.end > asked.whole or layout.part(item.slot.part).window is not None)
-            and self._gives(item)
-        ][: self._books.limits.clustering.peer_objects_max]
+        route = route_of(shelf, layout, asked, (asked.first, asked.stop), asked.whole)
+        position = route.deepest(Asker(asked.ranks), in_host=True, all_ranks=True)
+        items = [item for item in _lacked(route, asked, position) if self._gives(item)]
+        items = items[: self._books.limits.clustering.peer_objects_max]
         boundary = route.positions[position] if position >= 0 else 0
         self._books.counters.add("peer_answered", "found" if boundary else "not_found")
         records = [item.record for item in items]
@@ -179,6 +169,20 @@ class Lending:
         self._waits.check()
         self._holds.check()
         assert all(self._loans.values()), "an empty loan"
+
+
+def _is_seat(asked: LocateAsked) -> bool:
+    """Return whether the ranks that are asked for are some of those there are."""
+    return 0 <= asked.first < asked.stop <= asked.ranks or asked.first == asked.stop == 0
+
+
+def _lacked(route: Route, asked: LocateAsked, position: int) -> list[Item]:
+    """Return what a boundary rests on that the asker lacks."""
+    items = route.chosen(Asker(asked.ranks), position, all_ranks=True)
+    if asked.partial:
+        items = list(dict.fromkeys([*items, *_runs(route)]))
+    parts = {part.name for part in route.layout.parts if part.window is None}
+    return [item for item in items if item.end > asked.whole or item.slot.part not in parts]
 
 
 def _runs(route: Route) -> Iterator[Item]:

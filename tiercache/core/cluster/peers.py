@@ -1,8 +1,9 @@
 """What the other nodes hold, as far as they told, and whom to ask."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from tiercache.core.cluster.breaker import Breaker
 from tiercache.core.limits import MIB, Clustering
@@ -11,6 +12,12 @@ from tiercache.state.names import short
 
 POOL = "/pool"
 """What the pool is called among the peers: no node has such a name."""
+
+LACKED_MAX: Final = 64
+"""Ranks of which is remembered that a node had nothing."""
+
+Ranks: TypeAlias = tuple[bytes, int, int, int]
+"""Whose state is sought: the namespace, and of so many ranks those from one up to before another."""
 
 
 class Peer:
@@ -24,6 +31,28 @@ class Peer:
         self.names: set[int] = set()
         self.breaker = breaker
         self.pace = pace  # How fast it gives.
+        self.lacked: OrderedDict[Ranks, None] = OrderedDict()  # Whose state it did not have.
+
+    def lacks(self, name: Ranks, *, nothing: bool) -> None:
+        """It had nothing for these ranks, or it had."""
+        self.lacked.pop(name, None)
+        if nothing:
+            self.lacked[name] = None
+            if len(self.lacked) > LACKED_MAX:
+                self.lacked.popitem(last=False)
+
+
+class Whom(NamedTuple):
+    """Who may be asked: `allows` says of a node, and how many blocks lead to the boundary,
+    whether it may be; nodes in `last` come last."""
+
+    name: Ranks
+    allows: Callable[[str, int], bool]
+    last: frozenset[str] = frozenset()
+
+
+ANY: Final = Whom((b"", 0, 0, 0), lambda name, count: True)
+"""Anybody, for all ranks."""
 
 
 class Known(NamedTuple):
@@ -139,11 +168,16 @@ class Peers:
         peer.version = version
 
     def deepest(
-        self, namespace: bytes, digests: Sequence[bytes], above: int, now: float
+        self,
+        namespace: bytes,
+        digests: Sequence[bytes],
+        above: int,
+        now: float,
+        whom: "Whom | None" = None,
     ) -> tuple[int, list[Peer]]:
         """Return how many of `digests` lead to the deepest boundary that some peer may resume, beyond
-        `above` of them, and the peers that may; (0, []) when there is none."""
-        at = self._at
+        `above` of them, and the peers that may, the best to ask first; (0, []) when there is none."""
+        at, whom = self._at, whom or ANY
         if not at:
             return 0, []
         for count in range(len(digests), above, -1):
@@ -152,15 +186,22 @@ class Peers:
                 peers = [
                     peer
                     for peer in self._all()
-                    if mask >> peer.bit & 1 and peer.breaker.may_ask(now)
+                    if mask >> peer.bit & 1
+                    and peer.breaker.may_ask(now)
+                    and whom.allows(peer.name, count)
                 ]
                 if peers:  # The same one is asked for the same prefix, as long as it does well.
-                    return count, sorted(peers, key=lambda peer: self._order(peer, digests[0]))
+                    return count, sorted(
+                        peers, key=lambda peer: self._order(peer, digests[0], whom)
+                    )
         return 0, []
 
-    def _order(self, peer: Peer, digest: bytes) -> tuple[bool, bytes]:
-        """A node's memory is nearer than the pool."""
-        return peer is self.pool, _rank(peer.name, digest)
+    def _order(self, peer: Peer, digest: bytes, whom: "Whom") -> tuple[bool, bool, bool, bytes]:
+        """A node's memory is nearer than the pool. What a node had nothing of, it may have nothing of
+        again: of the ranks of an engine, the state of some is here, and of some there."""
+        unlikely = peer.name in whom.last
+        lacked = whom.name in peer.lacked
+        return unlikely, lacked, peer is self.pool, _rank(peer.name, digest)
 
     def depths(self, namespace: bytes, digests: Sequence[bytes]) -> list[tuple[Peer, int]]:
         """Return every peer, the pool too, that may resume something of `digests`, and how many."""

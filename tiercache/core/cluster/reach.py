@@ -1,7 +1,8 @@
 """Plans and surveys that wait for what another node says."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from tiercache.core.books import Books, Session
@@ -9,16 +10,17 @@ from tiercache.core.catalog import Shelf
 from tiercache.core.cluster.agreeing import Agreeing
 from tiercache.core.cluster.commands import Locate
 from tiercache.core.cluster.depositing import Depositing
-from tiercache.core.cluster.events import LocateEnded, MembersSeen, PeerTold
-from tiercache.core.cluster.peers import Peer, Peers
+from tiercache.core.cluster.events import AgreeAsked, LocateEnded, MembersSeen, PeerTold
+from tiercache.core.cluster.peers import Peer, Peers, Whom
 from tiercache.core.cluster.pulling import Pulling, fits
 from tiercache.core.cluster.walking import storable
 from tiercache.core.events import PlanAsked, SurveyAsked
+from tiercache.core.search import Search, Seat
 from tiercache.core.sights import Request
 from tiercache.core.worth import PROBE_EVERY, is_slower
-from tiercache.state import Record
+from tiercache.state import Layout, Record, Shard
 
-Asked: TypeAlias = PlanAsked | SurveyAsked
+Asked: TypeAlias = PlanAsked | SurveyAsked | AgreeAsked
 
 
 class Question(NamedTuple):
@@ -26,7 +28,7 @@ class Question(NamedTuple):
 
     `digests`: of consecutive whole blocks, which `start` tokens come before, -1 when nobody knows;
     `boundary` counts from there. `whole()` says how many tokens of the prompt need not be sent, since all
-    ranks have them.
+    ranks that count have them.
     `source`: a node to ask whatever it has told.
     """
 
@@ -41,7 +43,7 @@ class Question(NamedTuple):
 
 class Held(NamedTuple):
     """Calls that wait, for which path, whom they wait for, and until when. `clears`: how often the shelf
-    had been cleared by then. `boundary`: where a plan could go on without; -1 for a survey."""
+    had been cleared by then. `boundary`: where a request could go on without; -1 for a survey."""
 
     asked: list[Asked]
     shelf: Shelf
@@ -51,13 +53,22 @@ class Held(NamedTuple):
     peer: Peer
     until: float
     boundary: int
+    search: Search
+
+
+class Waited(NamedTuple):
+    """A call that waited for another node, and may ask the next one."""
+
+    asked: Asked
+    search: Search
 
 
 class Reach:
-    """Asks another node where a prompt could be resumed, when one has told that it may be deeper.
+    """Asks other nodes where a prompt could be resumed, when one has told that it may be deeper.
 
-    One node is asked for one request, once. What it has is brought at once: then it is on its way,
-    whatever becomes of the request.
+    One is asked after another, as long as one may lead deeper than what is known by then: each request
+    looks for others once. What a node has is brought at once: then it is on its way, whatever becomes of
+    the request.
     """
 
     def __init__(self, books: Books, pulling: Pulling) -> None:
@@ -66,7 +77,7 @@ class Reach:
         self.peers = self._peers = Peers(books.limits.clustering, books.limits.sample_bytes_min)
         self._held: dict[int, Held] = {}
         self.agreeing = Agreeing(books, self._peers)
-        self._recent: OrderedDict[Request, int] = OrderedDict()  # Whose question which job is.
+        self._recent: OrderedDict[Request, Search] = OrderedDict()  # Of surveys.
         self._slower = 0
         self.deposits = Depositing(books, self._peers.pool)
 
@@ -102,43 +113,83 @@ class Reach:
         )
 
     def ask_once(self, session: Session, question: Question, now: float) -> bool:
-        """Like `ask`, but one question for all ranks and repetitions of a request: who asks while it is
-        under way waits for the same answer."""
+        """Like `ask`, but one search for all ranks and repetitions of a request: who asks while a
+        question is under way waits for the same answer."""
         name = session.scoped(question.shelf, question.asked.request)
-        job = self._recent.get(name)
-        if job is not None:
-            held = self._held.get(job)
-            if held is not None:
-                held.asked.append(question.asked)
-            return held is not None
-        if not self.ask(session, question, now):
+        search = self._recent.get(name)
+        if search is None:
+            search = self._recent[name] = Search(now, Seat(session.ranks))
+            if len(self._recent) > self._books.limits.surveys_max:
+                self._recent.popitem(last=False)
+        held = self._held.get(search.job)
+        if held is not None:
+            held.asked.append(question.asked)
+            return True
+        return self.ask(search, question, now)
+
+    def is_asking(self, search: Search) -> bool:
+        """Whether a question of this search is under way."""
+        return search.job in self._held
+
+    def ask(self, search: Search, question: Question, now: float) -> bool:
+        """Ask the next node that may resume deeper; True when the call has to wait for it. Only while it
+        `is_open`. When nobody is left to ask, the search is over."""
+        whole = cache(question.whole)
+        count, peer = self._next(search, question, whole, now)
+        if peer is None:
+            search.over()
             return False
-        self._recent[name] = next(reversed(self._held))
-        if len(self._recent) > self._books.limits.surveys_max:
-            self._recent.popitem(last=False)
+        search.asks(peer.name, whole())
+        _, other = self._next(search, question, whole, now)
+        next_s = self._within_s(other) if other is not None else 0.0
+        until = search.waits(now, self._within_s(peer), next_s)
+        self._send(search, question._replace(digests=question.digests[:count]), peer, until, now)
         return True
 
-    def ask(self, session: Session, question: Question, now: float) -> bool:
-        """Ask a node that may resume deeper; True when the call has to wait for it. Only while it
-        `is_open`."""
-        books = self._books
-        asked, shelf, digests, start, boundary, whole, source_name = question
+    def _within_s(self, peer: Peer) -> float:
+        limits = self._books.limits.clustering
+        return limits.pool_answer_s_max if peer is self._peers.pool else limits.peer_answer_s_max
+
+    def _next(
+        self, search: Search, question: Question, whole: Callable[[], int], now: float
+    ) -> tuple[int, Peer | None]:
+        """Return whom to ask next, and how many blocks lead to what may be there."""
+        shelf, digests = question.shelf, question.digests
         assert shelf.layout is not None
         step = shelf.layout.block_tokens
-        count, peers = self._peers.deepest(shelf.digest, digests, boundary // step, now)
-        source = self._peers.get(source_name) if source_name else None
-        if source is not None and source.breaker.may_ask(now) and boundary // step < len(digests):
-            count, peers = len(digests), [source]
-        if not peers:
-            return False
-        peer, job = peers[0], books.next_job()
+        above = question.boundary // step
+        if not search.may_go_on(now) or above >= len(digests):
+            return 0, None
+        source = self._peers.get(question.source) if question.source else None
+        if source is not None and source.breaker.may_ask(now) and not search.has_asked(source.name):
+            return len(digests), source
+
+        def allows(name: str, count: int) -> bool:
+            of_use = search.ends is None or count * step in search.ends
+            return of_use and search.allows(name, count, whole)
+
+        whom = Whom((shelf.digest, *search.seat), allows, search.last)
+        count, peers = self._peers.deepest(shelf.digest, digests, above, now, whom)
+        return count, peers[0] if peers else None
+
+    def _send(
+        self, search: Search, question: Question, peer: Peer, until: float, now: float
+    ) -> None:
+        books, asked, shelf = self._books, question.asked, question.shelf
+        assert shelf.layout is not None
+        search.job = job = books.next_job()
         peer.breaker.asked()
-        pooled = peer is self._peers.pool
-        limits = books.limits.clustering
-        until = now + (limits.pool_answer_s_max if pooled else limits.peer_answer_s_max)
-        goes_on = boundary if isinstance(asked, PlanAsked) else -1
+        survey = isinstance(asked, SurveyAsked)
         self._held[job] = Held(
-            [asked], shelf, shelf.clears, digests[:count], start, peer, until, goes_on
+            [asked],
+            shelf,
+            shelf.clears,
+            question.digests,
+            question.start,
+            peer,
+            until,
+            -1 if survey else question.boundary,
+            search,
         )
         books.out.append(
             Locate(
@@ -147,28 +198,31 @@ class Reach:
                 peer.boot,
                 asked.request,
                 shelf.digest,
-                digests[:count],
-                count * step,
-                whole(),
-                session.ranks,
+                question.digests,
+                len(question.digests) * shelf.layout.block_tokens,
+                question.whole(),
+                search.seat.ranks,
                 storable(asked.codecs, books),
-                isinstance(asked, PlanAsked) and asked.reshard,
+                not isinstance(asked, SurveyAsked) and asked.reshard,
                 books.flush_of(shelf.digest),
+                first=search.seat.first,
+                stop=search.seat.stop,
+                wait_s=until - now,
             )
         )
-        return True
 
-    def located(self, event: LocateEnded, now: float) -> list[Asked]:
+    def located(self, event: LocateEnded, now: float) -> list[Waited]:
         """Take in what a node said; return the calls that waited for it, [] when none does any more."""
         held = self._held.pop(event.job, None)
         if held is None:
             return []
         shelf, layout = held.shelf, held.shelf.layout
         assert layout is not None
+        step, search = layout.block_tokens, held.search
         start = held.start
         if start < 0:
-            start = _start(event.records, held.digests, layout.block_tokens)
-        deepest = min(event.boundary, len(held.digests) * layout.block_tokens)
+            start = _start(event.records, held.digests, step)
+        deepest = min(event.boundary, len(held.digests) * step)
         sound = [
             record
             for record in event.records
@@ -181,14 +235,25 @@ class Reach:
             held.peer.breaker.failed(now)
         else:
             held.peer.breaker.succeeded()
+        # One that knows nothing of seats sends what all ranks need.
+        sound = [record for record in sound if _is_of(record, layout, search.seat)]
+        if deepest < len(held.digests) * step and not failed:
+            search.fell_short(held.peer.name, start + deepest)
+            if search.ends is not None and deepest not in search.ends:
+                sound = []
+                search.was_of_no_use(held.peer.name, deepest // step)
+        if not failed and search.seat.stop:
+            held.peer.lacks((shelf.digest, *search.seat), nothing=not sound)
         declined = not failed and self._declines(held, event.boundary, sound)
         outcome = "failed" if failed else "found" if sound else "not_found"
         self._count(held.peer, "slower" if declined else outcome)
         # What was there before a clear may be on its way until after it.
         current = self._books.catalog.shelves.get(shelf.digest) is shelf
-        if event.fault is None and current and held.clears == shelf.clears and not declined:
+        if not current or held.clears != shelf.clears:
+            search.over()
+        elif event.fault is None and not declined:
             self.pulling.start(shelf, held.peer, sound, now)
-        return held.asked
+        return [Waited(asked, search) for asked in held.asked]
 
     def _declines(self, held: Held, boundary: int, records: list[Record]) -> bool:
         """Return whether it takes longer to fetch these than to compute what they spare. Now and then they
@@ -206,15 +271,15 @@ class Reach:
         name = "pool_asked" if peer is self._peers.pool else "peer_asked"
         self._books.counters.add(name, outcome)
 
-    def tick(self, now: float) -> list[Asked]:
+    def tick(self, now: float) -> list[Waited]:
         """Return the calls whose time is up; a node that is late counts as one that failed."""
         late = [job for job, held in self._held.items() if held.until <= now]
-        calls: list[Asked] = []
+        calls: list[Waited] = []
         for job in late:
             held = self._held.pop(job)
             held.peer.breaker.failed(now)
             self._count(held.peer, "late")
-            calls += held.asked
+            calls += [Waited(asked, held.search) for asked in held.asked]
         return calls
 
     def wakeup(self) -> float | None:
@@ -233,14 +298,30 @@ class Reach:
         """Raise AssertionError if the books of this do not add up."""
         self._peers.check()
         self.deposits.check()
-        waiting = [asked.session for held in self._held.values() for asked in held.asked]
-        assert set(waiting) <= self._books.sessions.keys()
+        waiting = [asked for held in self._held.values() for asked in held.asked]
+        own = {asked.session for asked in waiting if not isinstance(asked, AgreeAsked)}
+        assert own <= self._books.sessions.keys()
         assert all(held.asked for held in self._held.values()), "a question of nobody"
         assert len(self._recent) <= self._books.limits.surveys_max
 
 
+def _is_of(record: Record, layout: Layout, seat: Seat) -> bool:
+    """Return whether the ranks of a seat need anything of a record that fits."""
+    if not seat.stop:
+        return True
+    key = record.key
+    own = layout.part(key.part).shards(seat.ranks)[seat.first : seat.stop]
+    return any(_overlap(shard, key.shard) for shard in own)
+
+
+def _overlap(one: Shard, other: Shard) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
 def _start(records: Sequence[Record], digests: Sequence[bytes], step: int) -> int:
-    """Return how many tokens come before a path, as the first record on it says."""
+    """Return how many tokens come before a path, as most of the records on it say; whole blocks do, so that
+    others count for nothing. Of two numbers that as many say, the smaller one."""
     at = {digest: number * step for number, digest in enumerate(digests, 1)}
     said = (record.end - at[record.key.digest] for record in records if record.key.digest in at)
-    return max(0, next(said, 0))
+    votes = Counter(start for start in said if start >= 0 and start % step == 0)
+    return min(votes, key=lambda start: (-votes[start], start), default=0)

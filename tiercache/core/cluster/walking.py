@@ -83,9 +83,15 @@ def storable(codecs: Sequence[str], books: Books) -> tuple[str, ...]:
     return tuple(codec for codec in codecs if len(codec) <= books.limits.name_bytes_max)
 
 
-def route_of(shelf: Shelf, layout: Layout, prompt: Prompt) -> Route:
-    """Return the route of a sound prompt."""
+def route_of(
+    shelf: Shelf, layout: Layout, prompt: Prompt, seat: tuple[int, int] = (0, 0), whole: int = 0
+) -> Route:
+    """Return the route of a sound prompt. `seat`: the ranks that count, from one up to before another,
+    (0, 0): all. Who asks has all blocks of the first `whole` tokens."""
     route = Route(shelf, layout)
+    route.here = seat
+    if whole:
+        route.given = whole - _start(shelf, layout, prompt.digests)
     plan = PlanAsked(
         0,
         0,
@@ -103,3 +109,13 @@ def route_of(shelf: Shelf, layout: Layout, prompt: Prompt) -> Route:
     )
     route.walk(plan, prompt.limit)
     return route
+
+
+def _start(shelf: Shelf, layout: Layout, digests: Sequence[bytes]) -> int:
+    """Return how many tokens come before these blocks, as the first object that lies at one of them
+    says."""
+    for number, digest in enumerate(digests, 1):
+        entry = shelf.entries.get(digest)
+        if entry is not None and entry.items:
+            return next(iter(entry.items.values())).end - number * layout.block_tokens
+    return 0

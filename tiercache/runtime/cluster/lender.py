@@ -75,6 +75,8 @@ class Lender:
                     until,
                     until + self._hold_s,
                     question.partial,
+                    question.first,
+                    question.stop,
                 )
                 self._calls.ask(asked, name, done)
             case said.Announced():
@@ -117,6 +119,7 @@ class Lender:
             question.care,
             question.flush,
             question.ends,
+            self._until(question),
             self._clock() + self._hold_s,
         )
 
@@ -126,7 +129,7 @@ class Lender:
         self._calls.tell(ev.PeerLeft(session))
         self._calls.forget(session)
 
-    def _until(self, question: said.Locate | said.Announced) -> float:
+    def _until(self, question: said.Locate | said.Announced | said.Agree) -> float:
         """Return until when a question is worth an answer; nobody makes this node wait for ever."""
         return self._clock() + min(question.wait_ms, WAIT_MS_MAX) / 1000
 

@@ -53,11 +53,6 @@ class Times(NamedTuple):
     answer_s: float
     transfer_s: float
 
-    @property
-    def search_s(self) -> float:
-        """How long a peer may look for the answer to a plan."""
-        return SEARCH_SHARE * self.answer_s
-
 
 class Links:
     """Connections to the members of the cluster, by name.
@@ -129,9 +124,10 @@ class Links:
         if way is None:
             self._hear(_failed(command))
             return
-        question = said.encode(said.question_of(command, self._times.search_s))
+        within_s = min(self._times.answer_s, command.wait_s)
+        question = said.encode(said.question_of(command, SEARCH_SHARE * within_s))
         try:
-            answer = said.decoded_answer(await way.ask(question, self._times.answer_s))
+            answer = said.decoded_answer(await way.ask(question, within_s))
             if not isinstance(answer, said.Located):
                 raise ProtocolError("the answer is of another kind")
             records = said.records_of(answer, command.namespace)
@@ -162,9 +158,10 @@ class Links:
         if way is None:
             self._hear(_failed(command))
             return
-        question = said.encode(said.agree_of(command))
+        within_s = min(self._times.answer_s, command.wait_s)
+        question = said.encode(said.agree_of(command, SEARCH_SHARE * within_s))
         try:
-            answer = said.decoded_answer(await way.ask(question, self._times.answer_s))
+            answer = said.decoded_answer(await way.ask(question, within_s))
             if not isinstance(answer, said.Agreed):
                 raise ProtocolError("the answer is of another kind")
         except FAILURES:

@@ -54,6 +54,8 @@ class Locate(_Message, frozen=True, tag="locate"):
     flush: Count
     wait_ms: Count
     partial: bool = False
+    first: Count = 0
+    stop: Count = 0
 
 
 class Announced(_Message, frozen=True, tag="announced"):
@@ -73,7 +75,7 @@ class Announced(_Message, frozen=True, tag="announced"):
 
 class Agree(_Message, frozen=True, tag="agree"):
     """Which of these boundaries could the ranks that sit with you resume? Fields as in the core's event
-    `AgreeAsked`; `digests` are concatenated."""
+    `AgreeAsked`; `digests` are concatenated, `wait_ms` is how long the answer is waited for: 0, at once."""
 
     writer: Text
     request: Text
@@ -91,6 +93,7 @@ class Agree(_Message, frozen=True, tag="agree"):
     care: Care
     flush: Count
     ends: Annotated[list[Count], Meta(max_length=ENDS_MAX)]
+    wait_ms: Count = 0
 
 
 class Summarise(_Message, frozen=True, tag="summarise"):
@@ -188,6 +191,8 @@ def question_of(command: cm.Locate, wait_s: float) -> Locate:
         command.flush,
         int(wait_s * 1000),
         command.partial,
+        command.first,
+        command.stop,
     )
 
 
@@ -206,7 +211,7 @@ def announced_of(command: cm.Announce) -> Announced:
     )
 
 
-def agree_of(command: cm.Agree) -> Agree:
+def agree_of(command: cm.Agree, wait_s: float) -> Agree:
     """Return what a node with other ranks is asked, as a message."""
     return Agree(
         command.writer,
@@ -225,6 +230,7 @@ def agree_of(command: cm.Agree) -> Agree:
         command.care,
         command.flush,
         command.ends,
+        int(wait_s * 1000),
     )
 
 

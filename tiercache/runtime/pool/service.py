@@ -193,7 +193,7 @@ class PoolService:
             self._node.hear(ev.LocateEnded(command.job, 0, [], None))
             return
         known = following.names(namespace, command.flush)
-        until = time.monotonic() + self._settings.answer_s_max
+        until = time.monotonic() + min(self._settings.answer_s_max, command.wait_s)
 
         def find() -> errands.Found:
             return errands.find(store, command, layout, known, until - time.monotonic())

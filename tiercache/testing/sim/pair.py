@@ -84,6 +84,8 @@ class Nodes:
             rig.now + ANSWER_S,
             rig.now + HOLD_S,
             command.partial,
+            command.first,
+            command.stop,
         )
         answer = _answer(rig, asked)
         assert answer is None or isinstance(answer, cm.Located)
@@ -105,16 +107,34 @@ class Nodes:
         return answers
 
     def assent(self, name: str, command: cm.Agree) -> list[int]:
-        """Bring a question to the node it is for; return its answer."""
+        """Bring a question to the node it is for; return its answer, which comes at once."""
+        call = self.assenting(name, command)
+        ends = self.assented(command, call)
+        assert ends is not None, "it asks others first"
+        return ends
+
+    def assenting(self, name: str, command: cm.Agree) -> int:
+        """Bring a question to the node it is for; return the number of the call."""
         rig = self.rigs[command.peer]
         fields = msgspec.structs.asdict(command)
-        for own in ("job", "peer", "boot"):
+        for own in ("job", "peer", "boot", "wait_s"):
             del fields[own]
-        until = rig.now + HOLD_S
-        asked = ev.AgreeAsked(session=-1, call=rig.number(), peer=name, until=until, **fields)
-        answer = _answer(rig, asked)
-        assert isinstance(answer, cm.Agreed)
-        return answer.ends
+        asked = ev.AgreeAsked(
+            session=-1,
+            call=rig.number(),
+            peer=name,
+            deadline=rig.now + command.wait_s,
+            until=rig.now + HOLD_S,
+            **fields,
+        )
+        rig.tell(asked)
+        return asked.call
+
+    def assented(self, command: cm.Agree, call: int) -> list[int] | None:
+        """Return what a node answered to such a call; None while it has not."""
+        answer = self.rigs[command.peer].answers.get((-1, call))
+        assert answer is None or isinstance(answer, cm.Agreed)
+        return answer.ends if answer is not None else None
 
     def announce(self, name: str) -> list[tuple[cm.Announce, int]]:
         """Tell the others what a node wants them to take; return each with the number of its call."""
@@ -176,9 +196,7 @@ class Nodes:
         return faults
 
 
-def _answer(
-    rig: Rig, asked: ev.SummaryAsked | ev.LocateAsked | ev.LendAsked | ev.AgreeAsked
-) -> ReplyBody | None:
+def _answer(rig: Rig, asked: ev.SummaryAsked | ev.LocateAsked | ev.LendAsked) -> ReplyBody | None:
     """Return a node's answer to another one; None when it does not come at once."""
     rig.tell(asked)
     return rig.answers.get((asked.session, asked.call))

@@ -1,0 +1,108 @@
+"""Whom one call has asked at other nodes, one after another, and until when it waits for them."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Final, NamedTuple
+
+SOURCES_MAX: Final = 4
+"""Questions that one call asks. What one node has may be gone, and another one may go on where it ends."""
+
+SEATED_SHARE: Final = 0.5
+"""What a plan that also has to agree with other nodes may spend of its wait before that."""
+
+
+class Seat(NamedTuple):
+    """The ranks that count, of so many: from `first` up to before `stop`; 0, 0: all of them."""
+
+    ranks: int
+    first: int = 0
+    stop: int = 0
+
+
+class _Asked(NamedTuple):
+    """A node that was asked: what is shallower than `below` blocks it may be asked again, and anything once
+    the blocks of more than `whole` tokens are held here."""
+
+    below: int = 0
+    whole: float = inf
+
+
+class Search:
+    """The questions of one call. All of them together have as long as the slowest of those who are asked
+    may take for one, or `share` of that, and until `until`. `last`: nodes that are asked when no others
+    are left, since they have ranks of their own. `ends`: the boundaries of use; None: any.
+
+    `job`: the question that waits for its answer, if any does.
+    """
+
+    def __init__(
+        self,
+        now: float,
+        seat: Seat,
+        *,
+        last: frozenset[str] = frozenset(),
+        ends: frozenset[int] | None = None,
+        until: float = inf,
+        share: float = 1.0,
+    ) -> None:
+        self.began = now
+        self.seat = seat
+        self.last = last
+        self.ends = ends
+        self.job = 0
+        self._until = until
+        self._share = share
+        self._left = SOURCES_MAX
+        self._wait_s = 0.0
+        self._whole = 0
+        self._asked: dict[str, _Asked] = {}
+
+    def may_go_on(self, now: float) -> bool:
+        """Return whether there may be one more question."""
+        return self._left > 0 and now < (self._end(0.0) if self._asked else self._until)
+
+    def since(self, now: float) -> float:
+        """Return when the call that waits now began to wait: `now`, if it does not wait for this."""
+        return self.began if self._asked and now <= self._end(0.0) else now
+
+    def _end(self, within_s: float) -> float:
+        """Return when this is over, if somebody is asked who may take `within_s`."""
+        wait_s = max(self._wait_s, within_s)
+        return min(self.began + self._share * wait_s, self._until)
+
+    def over(self) -> None:
+        """Nobody else is asked."""
+        self._left = 0
+
+    def allows(self, name: str, count: int, whole: Callable[[], int]) -> bool:
+        """Return whether a node may be asked where so many blocks lead; `whole` is what is held here."""
+        known = self._asked.get(name)
+        return known is None or count < known.below or whole() > known.whole
+
+    def has_asked(self, name: str) -> bool:
+        """Return whether a node was asked before."""
+        return name in self._asked
+
+    def asks(self, name: str, whole: int) -> None:
+        """A node is asked next, while the blocks of `whole` tokens are held here."""
+        self._left -= 1
+        self._whole = whole
+        self._asked[name] = _Asked()
+
+    def fell_short(self, name: str, boundary: int) -> None:
+        """A node answered less than it had told, `boundary` tokens of the prompt: what it lacks may be held
+        here later, and then it may go on from there."""
+        self._asked[name] = _Asked(whole=max(self._whole, boundary))
+
+    def was_of_no_use(self, name: str, below: int) -> None:
+        """What a node has deepest is of no use, and what is shallower may be."""
+        self._asked[name] = _Asked(below)
+
+    def waits(self, now: float, within_s: float, next_s: float) -> float:
+        """Return until when the answer of whom is asked now is waited for, who may take `within_s`.
+        `next_s`: what the next one might take, 0 without one; it is left some of the time."""
+        until = min(self._end(within_s), now + within_s)
+        self._wait_s = max(self._wait_s, within_s)
+        if next_s and self._left and self._end(next_s) <= until:
+            until = now + (until - now) / 2
+        return until
