@@ -156,8 +156,8 @@ class Planning:
         return self._reach.ask(route.search, question, now)
 
     def reached(self, asked: PlanAsked, now: float, found: Search | frozenset[bytes]) -> None:
-        """Another node has said what it has, or is late: answer the plan that waited for it, or ask the next
-        one. `found`: the search, or what all nodes agreed on."""
+        """Another node has said what it has, or is late: answer the plan that waited for it, or ask the
+        next one. `found`: the search, or what all nodes agreed on."""
         session = self._books.sessions[asked.session]
         shelf = self._books.shelf_of(session, asked.lora, asked.salt)
         if shelf is None:  # Cleared meanwhile, and no room to open it again.

@@ -57,9 +57,9 @@ class Search:
         self._whole = 0
         self._asked: dict[str, _Asked] = {}
 
-    def may_go_on(self, now: float) -> bool:
-        """Return whether there may be one more question."""
-        return self._left > 0 and now < (self._end(0.0) if self._asked else self._until)
+    def has_time(self, now: float, within_s: float) -> bool:
+        """Return whether one more may be asked, who may take `within_s`."""
+        return self._left > 0 and now < self._end(within_s)
 
     def since(self, now: float) -> float:
         """Return when the call that waits now began to wait: `now`, if it does not wait for this."""
@@ -83,10 +83,11 @@ class Search:
         """Return whether a node was asked before."""
         return name in self._asked
 
-    def asks(self, name: str, whole: int) -> None:
-        """A node is asked next, while the blocks of `whole` tokens are held here."""
+    def asks(self, name: str, whole: int, within_s: float) -> None:
+        """A node is asked next, who may take `within_s`; the blocks of `whole` tokens are held here."""
         self._left -= 1
         self._whole = whole
+        self._wait_s = max(self._wait_s, within_s)
         self._asked[name] = _Asked()
 
     def fell_short(self, name: str, boundary: int) -> None:
@@ -101,8 +102,7 @@ class Search:
     def waits(self, now: float, within_s: float, next_s: float) -> float:
         """Return until when the answer of whom is asked now is waited for, who may take `within_s`.
         `next_s`: what the next one might take, 0 without one; it is left some of the time."""
-        until = min(self._end(within_s), now + within_s)
-        self._wait_s = max(self._wait_s, within_s)
+        until = min(self._end(0.0), now + within_s)
         if next_s and self._left and self._end(next_s) <= until:
             until = now + (until - now) / 2
         return until

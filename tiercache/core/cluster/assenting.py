@@ -87,7 +87,7 @@ class Assenting:
 
     def _asks(self, asked: AgreeAsked, route: Route, search: Search, now: float) -> bool:
         """Ask another node; True when the answer waits for it."""
-        if not asked.care.store or not self._reach.is_open or not search.may_go_on(now):
+        if not asked.care.store or not self._reach.is_open:
             return False
         asker, wanted = Asker(asked.ranks, asked.first), frozenset(asked.ends)
         held = (route.positions[at] for at in route.resumable(asker, route.deepest_known()))

@@ -11,7 +11,7 @@ from tiercache.core.cluster.agreeing import Agreeing
 from tiercache.core.cluster.commands import Locate
 from tiercache.core.cluster.depositing import Depositing
 from tiercache.core.cluster.events import AgreeAsked, LocateEnded, MembersSeen, PeerTold
-from tiercache.core.cluster.peers import Peer, Peers, Whom
+from tiercache.core.cluster.peers import POOL, Peer, Peers, Whom
 from tiercache.core.cluster.pulling import Pulling, fits
 from tiercache.core.cluster.walking import storable
 from tiercache.core.events import PlanAsked, SurveyAsked
@@ -139,16 +139,17 @@ class Reach:
         if peer is None:
             search.over()
             return False
-        search.asks(peer.name, whole())
+        within_s = self._within_s(peer.name)
+        search.asks(peer.name, whole(), within_s)
         _, other = self._next(search, question, whole, now)
-        next_s = self._within_s(other) if other is not None else 0.0
-        until = search.waits(now, self._within_s(peer), next_s)
+        next_s = self._within_s(other.name) if other is not None else 0.0
+        until = search.waits(now, within_s, next_s)
         self._send(search, question._replace(digests=question.digests[:count]), peer, until, now)
         return True
 
-    def _within_s(self, peer: Peer) -> float:
+    def _within_s(self, name: str) -> float:
         limits = self._books.limits.clustering
-        return limits.pool_answer_s_max if peer is self._peers.pool else limits.peer_answer_s_max
+        return limits.pool_answer_s_max if name == POOL else limits.peer_answer_s_max
 
     def _next(
         self, search: Search, question: Question, whole: Callable[[], int], now: float
@@ -158,16 +159,19 @@ class Reach:
         assert shelf.layout is not None
         step = shelf.layout.block_tokens
         above = question.boundary // step
-        if not search.may_go_on(now) or above >= len(digests):
+        if above >= len(digests):
             return 0, None
+
+        def allows(name: str, count: int) -> bool:
+            return (
+                (search.ends is None or count * step in search.ends)
+                and search.has_time(now, self._within_s(name))
+                and search.allows(name, count, whole)
+            )
+
         source = self._peers.get(question.source) if question.source else None
         if source is not None and source.breaker.may_ask(now) and not search.has_asked(source.name):
             return len(digests), source
-
-        def allows(name: str, count: int) -> bool:
-            of_use = search.ends is None or count * step in search.ends
-            return of_use and search.allows(name, count, whole)
-
         whom = Whom((shelf.digest, *search.seat), allows, search.last)
         count, peers = self._peers.deepest(shelf.digest, digests, above, now, whom)
         return count, peers[0] if peers else None

@@ -1,0 +1,427 @@
+"""Three nodes: what one has no more, another one may have; and where one ends, another one goes on."""
+
+import msgspec
+import pytest
+
+from tiercache.core import commands as cm
+from tiercache.core import events as ev
+from tiercache.core.cluster import commands as ccm
+from tiercache.core.cluster import events as cev
+from tiercache.core.cluster.peers import POOL
+from tiercache.core.limits import MIB
+from tiercache.core.search import SOURCES_MAX, Search, Seat
+from tiercache.errors import Fault
+from tiercache.state.names import short
+from tiercache.testing.sim.asking import loaded, plan, planned
+from tiercache.testing.sim.pair import Nodes, clustered
+from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved
+
+WAIT_S = 0.05
+OTHERS = "bcdefgh"
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    """Node a, and two others."""
+    return Nodes(a=Rig(clustered()), b=Rig(clustered()), c=Rig(clustered()))
+
+
+@pytest.fixture
+def here(nodes: Nodes) -> Client:
+    return Client(nodes.rigs["a"], hybrid()).attach()
+
+
+def at(nodes: Nodes, name: str) -> Client:
+    return Client(nodes.rigs[name], hybrid()).attach()
+
+
+def first(nodes: Nodes) -> ccm.Locate:
+    """Return the one question that is under way."""
+    (question,) = nodes.rigs["a"].take(ccm.Locate)
+    return question
+
+
+def answered(nodes: Nodes, question: ccm.Locate, fault: Fault | None = None) -> ccm.Located:
+    answer = nodes.ask("a", question)
+    assert answer is not None
+    nodes.answer("a", question.job, answer, fault)
+    return answer
+
+
+def told(client: Client, peer: str, *ends: int, version: int = 1) -> None:
+    """Have a node told that another one could resume the prompt at these boundaries, true or not."""
+    digests = client.chain(TOKENS).digests
+    names = [short(client.namespace.digest, digests[end // 4]) for end in ends]
+    since = client.rig.machine.cluster.version_of(peer)
+    boot = "" if peer == POOL else "1"
+    client.rig.tell(cev.PeerTold(peer, boot, version, True, names, [], since))
+
+
+# --- one has not what it told, another has
+
+
+@pytest.mark.parametrize("fault", [None, Fault.IO])
+def test_when_one_has_nothing_the_next_one_is_asked(
+    nodes: Nodes, here: Client, fault: Fault | None
+) -> None:
+    for name in "bc":
+        saved(at(nodes, name), 8)
+        nodes.gossip(name)
+    asked = plan(here)
+    question = first(nodes)
+    if fault is None:
+        evict(nodes.rigs[question.peer])
+    answered(nodes, question, fault)
+    assert (here.session, asked.call) not in here.rig.answers
+    second = first(nodes)
+    assert second.peer != question.peer
+    assert second.whole == 0
+    answered(nodes, second)
+    found = planned(here, asked)
+    assert (found.boundary, found.ready) == (8, False)
+    assert nodes.pull("a") == 4
+    assert loaded(here).boundary == 8
+    outcome = "failed" if fault else "not_found"
+    assert here.rig.count("peer_asked", outcome) == here.rig.count("peer_asked", "found") == 1
+
+
+def test_when_one_has_less_than_it_told_another_goes_on_and_sends_only_the_rest(
+    nodes: Nodes, here: Client
+) -> None:
+    """Both of one prompt, in one plan: nothing is sent twice."""
+    saved(at(nodes, "b"), 8)
+    saved(at(nodes, "c"), 8, 12)
+    for name in "bc":
+        nodes.gossip(name)
+    told(here, "b", 8, 16)
+    asked = plan(here)
+    question = first(nodes)
+    assert (question.peer, question.limit) == ("b", 16)
+    assert answered(nodes, question).boundary == 8
+    second = first(nodes)
+    assert (second.peer, second.limit, second.whole) == ("c", 12, 8)
+    answer = answered(nodes, second)
+    assert sorted((r.key.part, r.end) for r in answer.records) == [
+        ("conv", 12), ("kv", 12), ("recurrent", 12)
+    ]  # fmt: skip
+    again = first(nodes)
+    assert (again.peer, again.whole) == ("b", 12), "it told of more, and lacked perhaps only that"
+    assert answered(nodes, again).boundary == 8
+    assert planned(here, asked).boundary == 12
+    assert {pull.peer for pull in here.rig.work if isinstance(pull, ccm.Pull)} == {"b", "c"}
+    assert nodes.pull("a") == 7
+    assert loaded(here).boundary == 12
+
+
+def test_one_goes_on_where_another_ends_though_it_lacks_the_beginning(
+    nodes: Nodes, here: Client
+) -> None:
+    """Node c has the end of the prompt only: it can say so once the beginning is on its way from b."""
+    saved(at(nodes, "b"), 8)
+    there = at(nodes, "c")
+    offers = [offer for offer in there.offers(there.chain(TOKENS), 16) if offer.end > 8]
+    there.save("end", offers)
+    for name in "bc":
+        nodes.gossip(name)
+    asked = plan(here)
+    question = first(nodes)
+    assert question.peer == "c"
+    assert answered(nodes, question) == ccm.Located(0, [])
+    question = first(nodes)
+    assert (question.peer, question.limit) == ("b", 8)
+    assert answered(nodes, question).boundary == 8
+    question = first(nodes)
+    assert (question.peer, question.whole) == ("c", 8)
+    assert answered(nodes, question).boundary == 16
+    assert planned(here, asked).boundary == 16
+    assert nodes.pull("a") == 8
+    assert loaded(here).boundary == 16
+    here.rig.machine.check()
+
+
+def test_what_is_here_is_gone_on_from_by_one_that_has_only_the_end(
+    nodes: Nodes, here: Client
+) -> None:
+    saved(here, 8)
+    there = at(nodes, "c")
+    there.save("end", [o for o in there.offers(there.chain(TOKENS), 16) if o.end > 8])
+    nodes.gossip("c")
+    asked = plan(here)
+    (answer,) = nodes.locate("a")
+    assert (answer.boundary, {record.end for record in answer.records}) == (16, {12, 16})
+    assert planned(here, asked).boundary == 16
+    nodes.pull("a")
+    assert loaded(here).boundary == 16
+
+
+def test_a_survey_goes_on_too(nodes: Nodes, here: Client) -> None:
+    """From the middle of a prompt: how much of it is held counts from its beginning."""
+    saved(at(nodes, "b"), 12)
+    there = at(nodes, "c")
+    there.save("end", [o for o in there.offers(there.chain(TOKENS), 16) if o.end > 12])
+    for name in "bc":
+        nodes.gossip(name)
+    asked = here.surveying("s", here.chain(TOKENS).digests[3:])
+    assert here.rig.later(asked) is None
+    for peer, whole in (("c", 0), ("b", 0), ("c", 12)):
+        question = first(nodes)
+        assert (question.peer, question.whole) == (peer, whole)
+        answered(nodes, question)
+    found = here.rig.answers[here.session, asked.call]
+    assert isinstance(found, cm.Surveyed)
+    assert (found.held, found.start) == ([b"\1\1", b"\1\1", b"\1\1"], 8)
+    assert nodes.pull("a") == 6
+
+
+def test_how_much_the_asker_has_counts_from_the_beginning_of_the_prompt(nodes: Nodes) -> None:
+    """Also where its path begins later: one block too many would be missing there."""
+    there = at(nodes, "c")
+    there.save("end", [o for o in there.offers(there.chain(TOKENS), 20) if o.end > 16])
+    digests = list(there.chain(TOKENS).digests[3:])
+    question = ccm.Locate(
+        1, "c", "1", "r", there.namespace.digest, digests, 12, 12, 1, ("native",), False, 0
+    )
+    assert nodes.ask("a", question) == ccm.Located(0, [])
+    answer = nodes.ask("a", msgspec.structs.replace(question, whole=16))
+    assert answer is not None
+    assert answer.boundary == 12
+    nothing = msgspec.structs.replace(question, whole=16, digests=[bytes(32)], limit=4)
+    assert nodes.ask("a", nothing) == ccm.Located(0, [])
+
+
+def test_two_ranks_that_survey_wait_for_both_answers(nodes: Nodes) -> None:
+    ours = [Client(nodes.rigs["a"], hybrid(2), ranks=2, rank=rank).attach() for rank in (0, 1)]
+    for name in "bc":
+        for rank in (0, 1):
+            client = Client(nodes.rigs[name], hybrid(2), ranks=2, rank=rank).attach()
+            saved(client, 8)
+        nodes.gossip(name)
+    asked = [client.surveying("s", client.chain(TOKENS).digests[1:]) for client in ours]
+    assert [client.rig.later(each) for client, each in zip(ours, asked, strict=True)] == [None] * 2
+    answered(nodes, first(nodes), Fault.IO)
+    answered(nodes, first(nodes))
+    for client, each in zip(ours, asked, strict=True):
+        found = client.rig.answers[client.session, each.call]
+        assert isinstance(found, cm.Surveyed)
+        assert found.held[1] == b"\0\1"
+    assert nodes.rigs["a"].take(ccm.Locate) == []
+
+
+# --- no more than may be
+
+
+def test_no_more_nodes_are_asked_than_may_be() -> None:
+    nodes = Nodes(**{name: Rig(clustered()) for name in "a" + OTHERS})
+    here = Client(nodes.rigs["a"], hybrid()).attach()
+    for name in OTHERS:
+        told(here, name, 8)
+    asked = plan(here)
+    for _ in range(SOURCES_MAX):
+        answered(nodes, first(nodes))
+    assert planned(here, asked).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+    assert here.rig.count("peer_asked", "not_found") == SOURCES_MAX < len(OTHERS)
+
+
+def test_all_of_them_have_the_time_of_one(nodes: Nodes, here: Client) -> None:
+    """Who is late leaves some of it for the next one."""
+    for name in "bc":
+        saved(at(nodes, name), 8)
+        nodes.gossip(name)
+    asked, began = plan(here), here.rig.now
+    question = first(nodes)
+    assert question.wait_s == pytest.approx(WAIT_S / 2)
+    here.rig.wait(WAIT_S / 2 + 0.001)
+    second = first(nodes)
+    assert second.wait_s == pytest.approx(WAIT_S / 2 - 0.001)
+    late = nodes.ask("a", question)
+    assert late is not None
+    nodes.answer("a", question.job, late)
+    assert here.rig.take(ccm.Pull) == [], "nobody waits for the first one any more"
+    assert here.rig.machine.wakeup() == pytest.approx(began + WAIT_S)
+    here.rig.wait(began + WAIT_S - here.rig.now)
+    assert planned(here, asked).boundary == 0
+    assert here.rig.count("peer_asked", "late") == 2
+
+
+def test_an_answer_when_the_time_is_over_is_the_last(nodes: Nodes, here: Client) -> None:
+    for name in "bc":
+        told(here, name, 8)
+    asked = plan(here)
+    question = first(nodes)
+    here.rig.now += WAIT_S
+    answered(nodes, question)
+    assert planned(here, asked).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+
+
+def test_a_request_looks_for_others_once(nodes: Nodes, here: Client) -> None:
+    """And while it does, it is answered at once when it plans again."""
+    told(here, "b", 8)
+    told(here, "c", 8)
+    asked = plan(here)
+    assert here.plan("r", here.chain(TOKENS)).boundary == 0
+    answered(nodes, first(nodes))
+    answered(nodes, first(nodes))
+    assert planned(here, asked).boundary == 0
+    saved(at(nodes, "c"), 8)
+    assert here.plan("r", here.chain(TOKENS)).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+
+
+def test_one_that_said_all_it_has_is_not_asked_again(nodes: Nodes, here: Client) -> None:
+    """What is held here has grown by what it gave itself: there it has no more."""
+    saved(at(nodes, "b"), 8)
+    told(here, "b", 8, 16)
+    asked = plan(here)
+    answered(nodes, first(nodes))
+    assert planned(here, asked).boundary == 8
+    assert here.rig.take(ccm.Locate) == []
+
+
+def test_a_session_that_ends_between_two_answers_withdraws_the_question(
+    nodes: Nodes, here: Client
+) -> None:
+    for name in "bc":
+        told(here, name, 8)
+    asked = plan(here)
+    answered(nodes, first(nodes))
+    question = first(nodes)
+    here.close()
+    answered(nodes, question)
+    assert (here.session, asked.call) not in here.rig.answers
+    assert here.rig.count("peer_asked", "not_found") == 1
+
+
+def test_after_a_clear_nobody_else_is_asked(nodes: Nodes, here: Client) -> None:
+    """The plan has waited; what it knows of itself is its answer."""
+    for name in "bc":
+        saved(at(nodes, name), 8)
+        nodes.gossip(name)
+    asked = plan(here)
+    question = first(nodes)
+    here.rig.ask(ev.ClearAsked(900, here.rig.number(), ""), cm.Evicted)
+    answered(nodes, question)
+    assert planned(here, asked).boundary == 0
+    assert here.rig.take(ccm.Locate) == here.rig.take(ccm.Pull) == []
+
+
+def test_a_clear_does_not_begin_the_time_anew(nodes: Nodes, here: Client) -> None:
+    for name in "bc":
+        told(here, name, 8)
+    asked = plan(here)
+    question = first(nodes)
+    here.rig.ask(ev.ClearAsked(900, here.rig.number(), ""), cm.Evicted)
+    here.rig.wait(WAIT_S / 2 + 0.001)
+    here.rig.take(ccm.Locate)
+    here.rig.wait(WAIT_S / 2)
+    assert planned(here, asked).boundary == 0
+    assert question.wait_s == pytest.approx(WAIT_S / 2)
+
+
+def test_no_room_for_another_question_is_the_end(nodes: Nodes) -> None:
+    """What the first node sends takes all the room there is for what is under way."""
+    nodes.rigs["a"] = rig = Rig(clustered(pulls_max=1))
+    nodes.meet("a")
+    here, other = Client(rig, hybrid()).attach(), Client(rig, hybrid()).attach()
+    for name in "bc":
+        told(here, name, 8)
+    first_asked, second_asked = plan(here), other.surveying("s", other.chain(TOKENS).digests[1:])
+    assert isinstance(rig.later(second_asked), cm.Surveyed), "no room"
+    answered(nodes, first(nodes))
+    third = other.surveying("t", other.chain(TOKENS).digests[1:])
+    assert isinstance(rig.later(third), cm.Surveyed)
+    answered(nodes, first(nodes))
+    assert planned(here, first_asked).boundary == 0
+
+
+# --- what else counts
+
+
+def test_the_one_a_request_comes_from_is_asked_first_and_once(nodes: Nodes, here: Client) -> None:
+    saved(at(nodes, "c"), 8)
+    nodes.gossip("c")
+    asked = here.planning("r", here.chain(TOKENS))
+    asked = msgspec.structs.replace(asked, source="b")
+    assert here.rig.later(asked) is None
+    question = first(nodes)
+    assert (question.peer, question.limit) == ("b", 16)
+    answered(nodes, question)
+    assert first(nodes).peer == "c"
+
+
+def test_what_one_sends_too_slowly_another_may_send_faster(nodes: Nodes, here: Client) -> None:
+    for name in "bc":
+        saved(at(nodes, name), 8)
+        nodes.gossip(name)
+    asked = plan(here)
+    question = first(nodes)
+    machine = here.rig.machine
+    slow = machine.cluster._reach.peers.get(question.peer)
+    assert slow is not None
+    slow.pace.started(64 * MIB, here.rig.now)
+    slow.pace.ended(64 * MIB, 64 * MIB, here.rig.now + 1e6)
+    machine._books.catalog.shelves[here.namespace.digest].prefill_tokens_per_s = 1e6
+    answered(nodes, question)
+    assert here.rig.count("peer_asked", "slower") == 1
+    second = first(nodes)
+    assert second.peer != question.peer
+    answered(nodes, second)
+    assert planned(here, asked).boundary == 8
+
+
+def test_the_pool_goes_on_where_a_node_ends_and_has_its_own_time() -> None:
+    limits = clustered(pool=True, pool_answer_s_max=0.2)
+    nodes = Nodes(a=Rig(limits), b=Rig(clustered()))
+    here, there = Client(nodes.rigs["a"], hybrid()).attach(), at(nodes, "b")
+    saved(there, 8)
+    nodes.gossip("b")
+    told(here, "b", 8, 16)
+    told(here, POOL, 16, version=0)
+    asked = plan(here)
+    question = first(nodes)
+    assert (question.peer, question.wait_s) == ("b", pytest.approx(WAIT_S))
+    here.rig.wait(0.03)
+    answered(nodes, question)
+    second = first(nodes)
+    assert (second.peer, second.whole) == (POOL, 8)
+    assert second.wait_s == pytest.approx(0.2 - 0.03)
+    other = at(nodes, "b")
+    saved(other, 16)
+    nodes.gossip("b")
+    records = nodes.ask("a", msgspec.structs.replace(second, peer="b"))
+    assert records is not None
+    here.rig.tell(cev.LocateEnded(second.job, 16, records.records, None))
+    assert planned(here, asked).boundary == 16
+    assert {(p.peer, len(p.objects)) for p in here.rig.take(ccm.Pull)} == {("b", 4), (POOL, 4)}
+
+
+def test_after_the_pool_a_node_has_no_longer_than_ever() -> None:
+    """Of its time the pool leaves some, as a node may still be asked for less."""
+    limits = clustered(pool=True, pool_answer_s_max=0.2)
+    nodes = Nodes(a=Rig(limits), b=Rig(clustered()))
+    here = Client(nodes.rigs["a"], hybrid()).attach()
+    told(here, POOL, 16, version=0)
+    told(here, "b", 8)
+    asked = plan(here)
+    question = first(nodes)
+    assert (question.peer, question.wait_s) == (POOL, pytest.approx(0.1))
+    here.rig.wait(0.101)
+    second = first(nodes)
+    assert (second.peer, second.wait_s) == ("b", pytest.approx(WAIT_S))
+    here.rig.wait(WAIT_S + 0.001)
+    assert planned(here, asked).boundary == 0
+
+
+# --- the search itself
+
+
+def test_a_search_for_ranks_here_ends_when_who_asked_must_know() -> None:
+    search = Search(10.0, Seat(4, 0, 2), until=10.02)
+    assert search.since(10.01) == 10.01
+    assert search.has_time(10.01, 0.05)
+    assert not search.has_time(10.02, 0.05)
+    search.asks("b", 0, 0.05)
+    assert search.waits(10.01, 0.05, 0.0) == 10.02
+    assert search.since(10.01) == 10.0
+    assert search.since(10.03) == 10.03
