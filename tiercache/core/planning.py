@@ -61,8 +61,10 @@ class Planning:
         now: float,
         *,
         asks_others: bool = True,
+        search: Search | None = None,
     ) -> None:
-        """Answer where the request can resume, lease what is in memory, send for the rest."""
+        """Answer where the request can resume, lease what is in memory, send for the rest. `search`: what
+        it has waited for so far."""
         books = self._books
         route, advice = self._route(session, shelf, asked)
         # A second session of the same request is another rank: it gets no more than was decided.
@@ -77,7 +79,8 @@ class Planning:
         if ask and self._ask(session, asked, route, position, now):
             return  # `reached` goes on.
         if asked.seats and asked.all_ranks and (alone or route.agreed is None):
-            if self._reach.agreeing.ask(session, asked, route, now):
+            began = search.began if search is not None else now
+            if self._reach.agreeing.ask(session, asked, route, now, began):
                 return
             position, ready = _deepest(route, session)
         boundary = could = _at(route, position)
@@ -166,9 +169,10 @@ class Planning:
         route = self._route(session, shelf, asked)[0]
         if isinstance(found, Search):
             route.search = found  # Cleared meanwhile, the route is another one: no new search.
-        else:
-            route.agreed, route.terms = found, (terms_of(asked), now + AGREED_S_MAX)
-        self.plan(session, shelf, asked, now, asks_others=isinstance(found, Search))
+            self.plan(session, shelf, asked, now, search=found)
+            return
+        route.agreed, route.terms = found, (terms_of(asked), now + AGREED_S_MAX)
+        self.plan(session, shelf, asked, now, asks_others=False)
 
     def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> tuple[Route, Advice]:
         """Return the request's route, and what is known of it; its sights are counted."""

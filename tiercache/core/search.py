@@ -61,10 +61,6 @@ class Search:
         """Return whether one more may be asked, who may take `within_s`."""
         return self._left > 0 and now < self._end(within_s)
 
-    def since(self, now: float) -> float:
-        """Return when the call that waits now began to wait: `now`, if it does not wait for this."""
-        return self.began if self._asked and now <= self._end(0.0) else now
-
     def _end(self, within_s: float) -> float:
         """Return when this is over, if somebody is asked who may take `within_s`."""
         wait_s = max(self._wait_s, within_s)

@@ -59,11 +59,13 @@ class Agreeing:
         self._peers = peers
         self._rounds: dict[int, tuple[Peer, _Round]] = {}  # By the job of each question.
 
-    def ask(self, session: Session, asked: PlanAsked, route: Route, now: float) -> bool:
+    def ask(
+        self, session: Session, asked: PlanAsked, route: Route, now: float, began: float
+    ) -> bool:
         """Ask about a plan whose ranks sit on several nodes; True when it has to wait for the answers.
 
-        From then on the route gives out only what all agreed on: nothing, so far. What the plan has waited
-        for others already is part of how long it may.
+        From then on the route gives out only what all agreed on: nothing, so far. `began`: since when the
+        plan has waited; that is part of how long it may.
         """
         elsewhere = [seat for seat in asked.seats if seat.node]
         if not elsewhere:
@@ -73,7 +75,6 @@ class Agreeing:
         if route.terms is not None and route.terms[0] == terms and now < route.terms[1]:
             return False
         wait_s = limits.peer_answer_s_max
-        began = route.search.since(now) if route.search is not None else now
         until = max(began + wait_s, now + SEATED_SHARE * wait_s)
         route.agreed, route.terms = frozenset(), (terms, until + AGREED_S_MAX)
         if not asked.digests:
