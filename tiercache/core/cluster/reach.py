@@ -253,7 +253,7 @@ class Reach:
         self._count(held.peer, "slower" if declined else outcome)
         # What was there before a clear may be on its way until after it.
         current = self._books.catalog.shelves.get(shelf.digest) is shelf
-        if not current or held.clears != shelf.clears:
+        if not (current and held.clears == shelf.clears):
             search.over()
         elif event.fault is None and not declined:
             self.pulling.start(shelf, held.peer, sound, now)
