@@ -15,10 +15,10 @@ from tiercache.core.cluster import events as cev
 from tiercache.core.cluster.agreeing import Agreeing
 from tiercache.core.route import Route
 from tiercache.errors import Fault
-from tiercache.state import Kind, Layout
 from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.pair import Nodes, clustered
-from tiercache.testing.sim.rig import Client, Rig, evict, hybrid, part
+from tiercache.testing.sim.rig import Client, Rig, evict, hybrid
+from tiercache.testing.sim.seated import WINDOW, sliding
 
 SEEDS = 80
 STEPS = 80
@@ -26,7 +26,6 @@ RANKS = 4
 BLOCK = 4
 PROMPTS = ([*range(21)], [*range(12), *range(50, 59)], [*range(4), *range(80, 97)])
 ENDS = (4, 8, 12, 16, 20)
-WINDOW = 2
 NAMES = ("r", "s", "t", "u")
 
 
@@ -194,18 +193,6 @@ class History:
             rank.release(name)
             assert None not in found.pieces, f"rank {rank.rank} lacks something at {boundary}"
         return True
-
-
-def sliding() -> Layout:
-    """Return a layout that needs the last two blocks of one part, and a state."""
-    return Layout(
-        (
-            part("kv", Kind.KV, None, BLOCK),
-            part("window", Kind.KV, WINDOW, BLOCK, 4),
-            part("state", Kind.RECURRENT, 1, 0, 4),
-        ),
-        BLOCK,
-    )
 
 
 def histories(seeds: int) -> Counter[str]:

@@ -157,8 +157,11 @@ class Errands:
                 command.codecs,
                 command.reshard,
                 command.flush,
-                now + ANSWER_S,
+                now + min(ANSWER_S, command.wait_s),
                 now + HOLD_S,
+                command.partial,
+                command.first,
+                command.stop,
             )
             member.world.watch.located(asked)
             member.world.node.hear(asked)

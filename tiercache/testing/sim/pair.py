@@ -176,12 +176,13 @@ class Nodes:
         for command in self.rigs[name].take(cm.Pull):
             faults: list[Fault | None] = [fault] * len(command.objects)
             if fault is None:
-                faults = self._lent(command)
+                faults = self.lent(command)
             count += sum(each is None for each in faults)
             self.rigs[name].tell(ev.Pulled(command.job, faults))
         return count
 
-    def _lent(self, command: cm.Pull) -> list[Fault | None]:
+    def lent(self, command: cm.Pull) -> list[Fault | None]:
+        """Have a node lend what another one fetches; return what becomes of each object."""
         rig, call = self.rigs[command.peer], self.rigs[command.peer].number()
         wanted = [(record.key, record.nbytes) for record, _ in command.objects]
         lent = _answer(rig, ev.LendAsked(-1, call, wanted))

@@ -5,12 +5,16 @@ from typing import NamedTuple
 import msgspec
 
 from tiercache.core import commands as cm
+from tiercache.state import Kind, Layout
 from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.asking import plan, planned
 from tiercache.testing.sim.pair import Nodes, clustered
-from tiercache.testing.sim.rig import Client, Rig, hybrid, saved
+from tiercache.testing.sim.rig import BLOCK, Client, Rig, hybrid, part, saved
 
 RANKS = 4
+WINDOW = 2
+"""Blocks that `sliding` needs of one part."""
+
 SEATS = [RanksOf("", 0, 2), RanksOf("b", 2, 4)]
 
 
@@ -40,6 +44,18 @@ class Engine(NamedTuple):
         asked = plan(self.head, request)
         self.nodes.agree("a")
         return planned(self.head, asked)
+
+
+def sliding() -> Layout:
+    """Return a layout that needs the last two blocks of one part, and a state."""
+    return Layout(
+        (
+            part("kv", Kind.KV, None, BLOCK),
+            part("window", Kind.KV, WINDOW, BLOCK, RANKS),
+            part("state", Kind.RECURRENT, 1, 0, RANKS),
+        ),
+        BLOCK,
+    )
 
 
 def seated(policy: str = "lru") -> Engine:

@@ -1,0 +1,69 @@
+"""The engines of `twins`, and what their ranks must have."""
+
+from dataclasses import dataclass, field
+
+from tiercache.core.cluster import commands as ccm
+from tiercache.state import Layout, Shard
+from tiercache.testing.sim.rig import BLOCK, Client, hybrid, part
+from tiercache.testing.sim.seated import RANKS, WINDOW
+
+
+@dataclass(slots=True)
+class Promise:
+    """What a node said of a plan last, and what could have become of it since."""
+
+    ends: list[int]
+    name: tuple[bytes, int]
+    at: float
+    broken: bool = False
+
+
+@dataclass(slots=True)
+class Engine:
+    """Its ranks in order, and its two nodes; `cut` ranks sit at the first."""
+
+    nodes: tuple[str, str]
+    ranks: list[Client]
+    cut: int
+    reshard: bool = False
+    promises: dict[str, Promise] = field(default_factory=dict)
+
+    def of(self, name: str) -> list[Client]:
+        """Return the ranks at a node."""
+        return self.ranks[: self.cut] if name == self.nodes[0] else self.ranks[self.cut :]
+
+
+def must_have(rank: Client, digests: list[bytes], end: int, *, reshard: bool) -> None:
+    """A rank has all that a boundary rests on, or it is on its way to its node."""
+    held: dict[tuple[str, bytes], list[Shard]] = {}
+    for item in rank.rig.machine.items():
+        if item.host is not None or item.nvme is not None or item.target is not None:
+            held.setdefault((item.slot.part, item.entry.digest), []).append(item.slot.shard)
+    for each in rank.layout.parts:
+        own = each.shards(rank.ranks)[rank.rank]
+        first = end if each.is_snapshot else BLOCK
+        if each.window is not None and not each.is_snapshot:
+            first = max(BLOCK, end - (WINDOW - 1) * BLOCK)
+        for at in range(first, end + 1, BLOCK):
+            shards = held.get((each.name, digests[at // BLOCK - 1]), [])
+            units = {unit for s in shards for unit in range(s.start, s.stop)}
+            whole = units >= set(range(own.start, own.stop)) if reshard else own in shards
+            assert whole, f"rank {rank.rank} has not {each.name} at {at} of {end}: {shards}"
+
+
+def must_need(ranks: list[Client], pull: ccm.Pull) -> None:
+    """What a node fetches are shards that ranks there need."""
+    for record, _ in pull.objects:
+        each = ranks[0].layout.part(record.key.part)
+        own = [each.shards(r.ranks)[r.rank] for r in ranks]
+        assert any(_meet(shard, record.key.shard) for shard in own), f"for others: {record}"
+
+
+def split_blocks() -> Layout:
+    """Return a layout whose blocks are split between the ranks, too."""
+    kv, state, conv = hybrid(RANKS).parts
+    return Layout((part("kv", kv.kind, None, BLOCK, RANKS), state, conv), BLOCK)
+
+
+def _meet(one: Shard, other: Shard) -> bool:
+    return one.start < other.stop and other.start < one.stop
