@@ -190,6 +190,20 @@ def lender(machine: Answering) -> Lender:
     return Lender(MemoryArena([4 * PAGE]), machine.calls, lambda: 100.0, hold_s=5.0)
 
 
+def test_for_which_ranks_and_how_long_goes_into_the_event(
+    machine: Answering, lender: Lender
+) -> None:
+    answers: list[bytes] = []
+    locate = msgspec.structs.replace(LOCATE, first=1, stop=2)
+    lender.ask("b", said.encode(said.question_of(locate, 0.25)), answers.append)
+    lender.ask("b", said.encode(said.agree_of(AGREE, 0.25)), answers.append)
+    located, agreed = machine.heard
+    assert isinstance(located, ev.LocateAsked)
+    assert (located.first, located.stop, located.deadline) == (1, 2, 100.25)
+    assert isinstance(agreed, ev.AgreeAsked)
+    assert (agreed.first, agreed.stop, agreed.deadline, agreed.until) == (2, 4, 100.25, 105.0)
+
+
 def test_a_question_becomes_an_event_and_its_answer_a_message(
     machine: Answering, lender: Lender
 ) -> None:

@@ -15,7 +15,7 @@ from tiercache.registry.base import Member
 from tiercache.runtime.cluster import messages as said
 from tiercache.runtime.cluster.links import Links, Times
 from tiercache.runtime.node import Abroad
-from tiercache.state import Extent, Key, Record, Shard
+from tiercache.state import Care, Extent, Key, Record, Shard
 from tiercache.testing.nodes import START_S
 from tiercache.tiers.memory import MemoryArena
 from tiercache.transport.base import Want
@@ -111,6 +111,40 @@ async def test_what_a_peer_answers_is_heard() -> None:
         rig.links.meet({"b": member()})
         rig.peer.says = says
         assert await rig.outcome(LOCATE) == ev.LocateEnded(5, 16, [RECORD], None)
+
+
+AGREE = cm.Agree(
+    8, "b", "boot", "engine", "r", SPACE, DIGESTS, 49, 48, 4, 2, 4, ("native",), reshard=False,
+    chunk_tokens=8, grain=16, care=Care(), flush=7, ends=[16, 48], wait_s=0.5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("wait_s", "wait_ms"), [(0.2, 120), (0.5, 300), (9.0, 300)])
+async def test_a_peer_looks_no_longer_than_the_question_is_of_use(
+    wait_s: float, wait_ms: int
+) -> None:
+    """And no longer than any may: some of the time is for the way."""
+    asked: list[said.Question | None] = []
+
+    async def says(body: bytes) -> bytes:
+        question = said.decoded_question(body)
+        asked.append(question)
+        of_ranks = isinstance(question, said.Agree)
+        return said.encode(said.answer_of(cm.Agreed([48]) if of_ranks else cm.Located(0, [])))
+
+    async with asyncio.TaskGroup() as tasks:
+        rig = Rig(tasks)
+        rig.links.meet({"b": member()})
+        rig.peer.says = says
+        locate = msgspec.structs.replace(LOCATE, first=1, stop=2, wait_s=wait_s)
+        agree = msgspec.structs.replace(AGREE, wait_s=wait_s)
+        assert await rig.outcome(locate) == ev.LocateEnded(5, 0, [], None)
+        assert await rig.outcome(agree) == ev.AgreeEnded(8, [48], None)
+    located, agreed = asked
+    assert isinstance(located, said.Locate)
+    assert (located.first, located.stop, located.wait_ms) == (1, 2, wait_ms)
+    assert isinstance(agreed, said.Agree)
+    assert agreed.wait_ms == wait_ms
 
 
 @pytest.mark.parametrize(

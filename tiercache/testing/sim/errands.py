@@ -83,12 +83,17 @@ class Errands:
         self.counts = counts
         self._call = number
         self.sent: list[Errand] = []  # Not there yet.
+        self._asked: set[tuple[str, str, bytes, str]] = set()  # Requests that looked for others.
         self.there: dict[tuple[str, str, int, int], Errand] = {}  # By who answers, and its call.
         self.loans: list[tuple[Member, str, int, Errand]] = []
 
     def send(self, member: Member, command: ccm.Locate | ccm.Pull) -> None:
         """A node wants something of another one."""
         self.counts[type(command).__name__] += 1
+        if isinstance(command, ccm.Locate):
+            name = (member.name, member.boot, command.namespace, command.request)
+            self.counts["asked the next one"] += name in self._asked
+            self._asked.add(name)
         self.sent.append(Errand(member, member.boot, command))
 
     def answered(self, member: Member, reply: cm.Reply) -> None:
