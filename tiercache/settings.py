@@ -173,10 +173,10 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=5,
-            description="How long a plan or a survey waits at most for what another node says. Only "
-            "prompts that some node has told it could resume wait at all. Keep it well below the deadline "
-            "of an engine's calls (0.5 s with the adapters), twice of it for an engine on several "
-            "machines.",
+            description="How long a plan or a survey waits at most for what other nodes say, however many "
+            "are asked. Only prompts that some node has told it could resume wait at all, and those of an "
+            "engine on several machines. Keep it well below the deadline of an engine's calls (0.5 s with "
+            "the adapters).",
         ),
     ] = 0.05
     transfer_s_max: Annotated[

@@ -1,103 +1,28 @@
 """Two engines of one model, each with ranks on two nodes of its own: what one has computed the other
 resumes, each node with the shards of its own ranks."""
 
-from typing import NamedTuple
-
 import msgspec
 import pytest
 
 from tiercache.core import commands as cm
-from tiercache.core import events as ev
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
 from tiercache.core.cluster.peers import LACKED_MAX
 from tiercache.core.search import SEATED_SHARE
-from tiercache.errors import Fault
-from tiercache.state.care import Care
-from tiercache.state.names import short
-from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.asking import plan, planned
-from tiercache.testing.sim.pair import Nodes, clustered
-from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved
+from tiercache.testing.sim.rig import TOKENS, Client, evict, hybrid, saved
+from tiercache.testing.sim.seated import RANKS
+from tiercache.testing.sim.twinned import Twinned, on, save, twinned
 
-RANKS = 4
 WAIT_S = 0.05
 
 
-class Twins(NamedTuple):
-    """Engine A at a1 and a2, engine B at b1 and b2: two ranks on each, in order."""
-
-    nodes: Nodes
-    one: list[Client]
-    other: list[Client]
-
-    @property
-    def head(self) -> Client:
-        """Who plans for engine B."""
-        return self.other[0]
-
-    def rig(self, name: str) -> Rig:
-        return self.nodes.rigs[name]
-
-    def gossip(self) -> None:
-        for name in self.nodes.rigs:
-            self.nodes.gossip(name)
-
-    def locate(self, name: str) -> list[ccm.Locate]:
-        """Have all that a node asks answered, until it asks no more; return the questions."""
-        asked: list[ccm.Locate] = []
-        while found := self.rig(name).take(ccm.Locate):
-            for question in found:
-                answer = self.nodes.ask(name, question)
-                assert answer is not None
-                self.nodes.answer(name, question.job, answer)
-            asked += found
-        return asked
-
-    def agree(self) -> tuple[list[int], list[ccm.Locate]]:
-        """Have the head's question answered; return the answer, and what node b2 asked before."""
-        (question,) = self.head.rig.take(ccm.Agree)
-        call = self.nodes.assenting("b1", question)
-        asked = self.locate("b2")
-        ends = self.nodes.assented(question, call)
-        assert ends is not None
-        self.head.rig.tell(cev.AgreeEnded(question.job, ends, None))
-        return ends, asked
-
-    def resumed(self, request: str = "r") -> int:
-        """Plan, with all that is asked answered."""
-        asked = plan(self.head, request)
-        self.locate("b1")
-        self.agree()
-        return planned(self.head, asked).boundary
-
-
-def engine(nodes: Nodes, names: tuple[str, str], ranks: int = RANKS) -> list[Client]:
-    half = ranks // 2
-    clients = [
-        Client(nodes.rigs[names[rank // half]], hybrid(4), ranks=ranks, rank=rank)
-        for rank in range(ranks)
-    ]
-    for client in clients:
-        client.writer = f"engine-{names[0]}"
-        client.attach()
-    clients[0].all_ranks = True
-    clients[0].seats = [RanksOf("", 0, half), RanksOf(names[1], half, ranks)]
-    return clients
-
-
 @pytest.fixture
-def twins() -> Twins:
-    nodes = Nodes(**{name: Rig(clustered(nvme_pages=64)) for name in ("a1", "a2", "b1", "b2")})
-    return Twins(nodes, engine(nodes, ("a1", "a2")), engine(nodes, ("b1", "b2")))
+def twins() -> Twinned:
+    return twinned()
 
 
-def save(engine: list[Client], *ends: int) -> None:
-    for rank in engine:
-        saved(rank, *ends)
-
-
-def shards(twins: Twins, name: str) -> set[tuple[int, int]]:
+def shards(twins: Twinned, name: str) -> set[tuple[int, int]]:
     """Return the shards of states that a node holds or has on its way."""
     return {
         (item.slot.shard.start, item.slot.shard.stop)
@@ -106,7 +31,7 @@ def shards(twins: Twins, name: str) -> set[tuple[int, int]]:
     }
 
 
-def test_what_one_engine_computed_the_other_resumes(twins: Twins) -> None:
+def test_what_one_engine_computed_the_other_resumes(twins: Twinned) -> None:
     """Each of its nodes fetches the shards of its own ranks, from the node that has those."""
     save(twins.one, 16)
     twins.gossip()
@@ -128,7 +53,7 @@ def test_what_one_engine_computed_the_other_resumes(twins: Twins) -> None:
     assert twins.rig("b1").take(ccm.Locate) == twins.rig("b2").take(ccm.Locate) == []
 
 
-def test_nothing_is_agreed_on_that_some_rank_cannot_have(twins: Twins) -> None:
+def test_nothing_is_agreed_on_that_some_rank_cannot_have(twins: Twinned) -> None:
     """Node a2 has dropped what its ranks had: for those of b2 nobody has it."""
     save(twins.one, 16)
     twins.gossip()
@@ -137,7 +62,7 @@ def test_nothing_is_agreed_on_that_some_rank_cannot_have(twins: Twins) -> None:
     assert twins.head.rig.count("misses", "elsewhere") == 1
 
 
-def test_what_one_node_has_itself_the_other_fetches(twins: Twins) -> None:
+def test_what_one_node_has_itself_the_other_fetches(twins: Twinned) -> None:
     save(twins.one, 16)
     save(twins.other, 16)
     evict(twins.rig("b2"))
@@ -149,7 +74,7 @@ def test_what_one_node_has_itself_the_other_fetches(twins: Twins) -> None:
     assert planned(twins.head, asked).boundary == 16
 
 
-def test_what_the_head_lacks_and_the_other_node_has_is_fetched(twins: Twins) -> None:
+def test_what_the_head_lacks_and_the_other_node_has_is_fetched(twins: Twinned) -> None:
     save(twins.one, 16)
     save(twins.other, 16)
     evict(twins.rig("b1"))
@@ -160,7 +85,7 @@ def test_what_the_head_lacks_and_the_other_node_has_is_fetched(twins: Twins) -> 
     assert planned(twins.head, asked).boundary == 16
 
 
-def test_nodes_of_the_same_engine_are_asked_last(twins: Twins) -> None:
+def test_nodes_of_the_same_engine_are_asked_last(twins: Twinned) -> None:
     """They hold shards of their own ranks; but another engine may have left all of it there."""
     save(twins.one, 16)
     save(twins.other, 16)
@@ -177,7 +102,7 @@ def test_nodes_of_the_same_engine_are_asked_last(twins: Twins) -> None:
     assert planned(twins.head, asked).boundary == 16
 
 
-def test_one_that_had_nothing_for_these_ranks_is_asked_after_others(twins: Twins) -> None:
+def test_one_that_had_nothing_for_these_ranks_is_asked_after_others(twins: Twinned) -> None:
     save(twins.one, 16)
     twins.gossip()
     asked = plan(twins.head)
@@ -193,7 +118,7 @@ def test_one_that_had_nothing_for_these_ranks_is_asked_after_others(twins: Twins
     assert before[-1] == "a1"
 
 
-def evict_all(twins: Twins) -> None:
+def evict_all(twins: Twinned) -> None:
     """Have engine B's nodes forget what they fetched."""
     twins.head.release("r")
     for name in ("b1", "b2"):
@@ -202,7 +127,7 @@ def evict_all(twins: Twins) -> None:
         evict(twins.rig(name))
 
 
-def test_no_more_of_what_nodes_lacked_is_remembered_than_may_be(twins: Twins) -> None:
+def test_no_more_of_what_nodes_lacked_is_remembered_than_may_be(twins: Twinned) -> None:
     peer = twins.rig("b1").machine.cluster._reach.peers.get("a1")
     assert peer is not None
     for number in range(LACKED_MAX + 1):
@@ -214,10 +139,10 @@ def test_no_more_of_what_nodes_lacked_is_remembered_than_may_be(twins: Twins) ->
     assert len(peer.lacked) == LACKED_MAX - 1
 
 
-def test_another_way_to_split_will_do_where_the_engine_says_so(twins: Twins) -> None:
+def test_another_way_to_split_will_do_where_the_engine_says_so(twins: Twinned) -> None:
     """Engine A has two ranks, B has four: what one rank of A holds two of B need."""
     nodes = twins.nodes
-    save(engine(nodes, ("a1", "a2"), ranks=2), 16)
+    save(on(nodes, "a1", "a2", ranks=2), 16)
     twins.gossip()
     for reshard, deepest in ((False, 0), (True, 16)):
         asked = twins.head.planning(f"r{reshard}", twins.head.chain(TOKENS))
@@ -231,7 +156,7 @@ def test_another_way_to_split_will_do_where_the_engine_says_so(twins: Twins) -> 
 
 
 def test_an_older_node_sends_all_shards_and_those_of_the_ranks_here_are_taken(
-    twins: Twins,
+    twins: Twinned,
 ) -> None:
     """It does not know of seats: what it has for all ranks will do."""
     for rank in range(RANKS):
@@ -251,7 +176,7 @@ def test_an_older_node_sends_all_shards_and_those_of_the_ranks_here_are_taken(
 
 
 @pytest.mark.parametrize("seat", [(2, 2), (3, 2), (-1, 2), (0, 5), (1, 0)])
-def test_ranks_that_there_are_not_have_nothing(twins: Twins, seat: tuple[int, int]) -> None:
+def test_ranks_that_there_are_not_have_nothing(twins: Twinned, seat: tuple[int, int]) -> None:
     save(twins.one, 16)
     twins.gossip()
     plan(twins.head)
@@ -263,7 +188,7 @@ def test_ranks_that_there_are_not_have_nothing(twins: Twins, seat: tuple[int, in
 # --- the time it takes
 
 
-def test_a_plan_waits_no_longer_than_others_do(twins: Twins) -> None:
+def test_a_plan_waits_no_longer_than_others_do(twins: Twinned) -> None:
     """For its own ranks' node, then for the other one: both in the time of one question."""
     save(twins.one, 16)
     twins.gossip()
@@ -279,14 +204,14 @@ def test_a_plan_waits_no_longer_than_others_do(twins: Twins) -> None:
     assert planned(twins.head, asked).boundary == 0
 
 
-def test_a_plan_whose_own_node_lacks_nothing_gives_the_other_all_the_time(twins: Twins) -> None:
+def test_a_plan_whose_own_node_lacks_nothing_gives_the_other_all_the_time(twins: Twinned) -> None:
     save(twins.other, 16)
     plan(twins.head)
     (question,) = twins.head.rig.take(ccm.Agree)
     assert question.wait_s == pytest.approx(WAIT_S)
 
 
-def test_an_answer_comes_when_the_time_is_up_whoever_is_late(twins: Twins) -> None:
+def test_an_answer_comes_when_the_time_is_up_whoever_is_late(twins: Twinned) -> None:
     """What is here by then is answered."""
     save(twins.one, 16)
     save(twins.other, 8)
@@ -311,7 +236,7 @@ def test_an_answer_comes_when_the_time_is_up_whoever_is_late(twins: Twins) -> No
 
 @pytest.mark.parametrize("wait_s", [0.0, -1.0])
 def test_one_that_does_not_say_how_long_it_waits_is_answered_at_once(
-    twins: Twins, wait_s: float
+    twins: Twinned, wait_s: float
 ) -> None:
     """As an older node does not."""
     save(twins.one, 16)
@@ -320,122 +245,3 @@ def test_one_that_does_not_say_how_long_it_waits_is_answered_at_once(
     twins.locate("b1")
     (question,) = twins.head.rig.take(ccm.Agree)
     assert twins.nodes.assent("b1", msgspec.structs.replace(question, wait_s=wait_s)) == []
-
-
-# --- what else may be
-
-
-def waiting(twins: Twins) -> tuple[ev.PlanAsked, ccm.Agree, int]:
-    """Have node b2 wait for what node a1 or a2 says; return the plan, the question and its call."""
-    save(twins.one, 16)
-    twins.gossip()
-    asked = plan(twins.head)
-    twins.locate("b1")
-    (question,) = twins.head.rig.take(ccm.Agree)
-    return asked, question, twins.nodes.assenting("b1", question)
-
-
-def test_a_node_that_leaves_meanwhile_is_answered_no_more(twins: Twins) -> None:
-    _, question, call = waiting(twins)
-    (asked,) = twins.rig("b2").take(ccm.Locate)
-    twins.rig("b2").tell(cev.PeerLeft(-1))
-    answer = twins.nodes.ask("b2", asked)
-    assert answer is not None
-    twins.nodes.answer("b2", asked.job, answer)
-    assert twins.rig("b2").take(ccm.Locate) == []
-    assert twins.rig("b2").take(ccm.Pull) == []
-    assert twins.nodes.assented(question, call) is None
-
-
-def test_nothing_is_answered_after_a_flush_of_one_of_the_two(twins: Twins) -> None:
-    _, question, call = waiting(twins)
-    rig, space = twins.rig("b2"), twins.head.namespace.digest
-    (asked,) = rig.take(ccm.Locate)
-    rig.later(ev.ClearAsked(900, rig.number(), space.hex(), 7))
-    rig.run()
-    answer = twins.nodes.ask("b2", asked)
-    assert answer is not None
-    twins.nodes.answer("b2", asked.job, answer)
-    assert rig.take(ccm.Locate) == [], "after it nobody else is asked"
-    assert twins.nodes.assented(question, call) == []
-    assert rig.take(ccm.Pull) == []
-
-
-def test_one_that_is_isolated_meanwhile_answers_nothing(twins: Twins) -> None:
-    _, question, call = waiting(twins)
-    twins.rig("b2").tell(cev.StandingHeld(twins.rig("b2").now))
-    twins.locate("b2")
-    assert twins.nodes.assented(question, call) == []
-
-
-def test_a_request_that_stores_nothing_asks_no_third_node(twins: Twins) -> None:
-    save(twins.one, 16)
-    save(twins.other[:2], 16)
-    twins.gossip()
-    asked = twins.head.planning("r", twins.head.chain(TOKENS))
-    asked = msgspec.structs.replace(asked, care=Care(store=False))
-    assert twins.head.rig.later(asked) is None
-    assert twins.agree() == ([], [])
-
-
-def test_no_room_for_a_question_is_an_answer_at_once() -> None:
-    nodes = Nodes(
-        **{name: Rig(clustered()) for name in ("a1", "a2", "b1")}, b2=Rig(clustered(pulls_max=0))
-    )
-    twins = Twins(nodes, engine(nodes, ("a1", "a2")), engine(nodes, ("b1", "b2")))
-    save(twins.one, 16)
-    twins.gossip()
-    asked = plan(twins.head)
-    twins.locate("b1")
-    assert twins.agree() == ([], [])
-    assert planned(twins.head, asked).boundary == 0
-
-
-def test_only_boundaries_that_the_head_has_are_looked_for(twins: Twins) -> None:
-    """Node a2 could resume at 12, too, where b1 has nothing: 8 is what it is asked for next."""
-    save(twins.one, 8)
-    save(twins.other[:2], 8, 16)
-    saved(twins.one[2], 12)
-    saved(twins.one[3], 12)
-    twins.gossip()
-    names = [16]
-    for peer in ("a1", "a2"):
-        told(twins.rig("b2"), twins.head, peer, 8, *names)
-    asked = plan(twins.head)
-    ends, questions = twins.agree()
-    limits = [(q.peer, q.limit) for q in questions]
-    assert ("a2", 16) in limits
-    assert limits.index(("a2", 8)) > limits.index(("a2", 16))
-    assert ends == [8]
-    assert planned(twins.head, asked).boundary == 8
-    assert {r.end for p in twins.rig("b2").take(ccm.Pull) for r, _ in p.objects} == {4, 8}
-
-
-def told(rig: Rig, client: Client, peer: str, *ends: int) -> None:
-    """Have a node told that another one could resume at these boundaries, true or not."""
-    digests = client.chain(TOKENS).digests
-    names = [short(client.namespace.digest, digests[end // 4]) for end in ends]
-    since = rig.machine.cluster.version_of(peer)
-    rig.tell(cev.PeerTold(peer, "1", 1, True, names, [], since))
-
-
-def test_a_node_that_fails_is_passed_over(twins: Twins) -> None:
-    save(twins.one, 16)
-    twins.gossip()
-    asked = plan(twins.head)
-    (question,) = twins.head.rig.take(ccm.Locate)
-    twins.nodes.answer("b1", question.job, ccm.Located(0, []), Fault.IO)
-    twins.locate("b1")
-    twins.agree()
-    assert planned(twins.head, asked).boundary == (16 if question.peer == "a2" else 0)
-
-
-def test_what_was_found_for_one_plan_is_there_for_the_next(twins: Twins) -> None:
-    save(twins.one, 16)
-    twins.gossip()
-    assert twins.resumed() == 16
-    twins.nodes.pull("b1")
-    twins.nodes.pull("b2")
-    asked = plan(twins.head, "s")
-    assert twins.agree() == ([16], [])
-    assert planned(twins.head, asked).boundary == 16

@@ -59,12 +59,10 @@ class Planning:
         shelf: Shelf,
         asked: PlanAsked,
         now: float,
-        *,
-        asks_others: bool = True,
         search: Search | None = None,
     ) -> None:
-        """Answer where the request can resume, lease what is in memory, send for the rest. `search`: what
-        it has waited for so far."""
+        """Answer where to resume, lease what is in memory, send for the rest. `search`: what it waited
+        for."""
         books = self._books
         route, advice = self._route(session, shelf, asked)
         # A second session of the same request is another rank: it gets no more than was decided.
@@ -75,12 +73,11 @@ class Planning:
         _mention(books, shelf, asked.tails)
         self._writeback.consider_all(route.entries, route.way)
         position, ready = _deepest(route, session)
-        ask = asks_others and alone and asked.care.store  # Others would count the visit.
+        ask = alone and asked.care.store  # Others would count the visit.
         if ask and self._ask(session, asked, route, position, now):
             return  # `reached` goes on.
         if asked.seats and asked.all_ranks and (alone or route.agreed is None):
-            began = search.began if search is not None else now
-            if self._reach.agreeing.ask(session, asked, route, now, began):
+            if self._reach.agreeing.ask(session, asked, route, now, search):
                 return
             position, ready = _deepest(route, session)
         boundary = could = _at(route, position)
@@ -172,7 +169,9 @@ class Planning:
             self.plan(session, shelf, asked, now, search=found)
             return
         route.agreed, route.terms = found, (terms_of(asked), now + AGREED_S_MAX)
-        self.plan(session, shelf, asked, now, asks_others=False)
+        route.search = route.search or _search(session, asked, route, now)
+        route.search.over()
+        self.plan(session, shelf, asked, now)
 
     def _route(self, session: Session, shelf: Shelf, asked: PlanAsked) -> tuple[Route, Advice]:
         """Return the request's route, and what is known of it; its sights are counted."""

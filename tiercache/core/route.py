@@ -99,8 +99,7 @@ class Route:
         self.search: Search | None = None  # Once others were looked at.
         self.given = 0  # Who asks has all blocks of so many tokens: they need not be held.
         self.here = (0, 0)  # The ranks that count, from one up to before another; (0, 0): all.
-        # Where ranks are elsewhere, what is given out, by digests: those name the prompt too.
-        self.agreed: frozenset[bytes] | None = None
+        self.agreed: frozenset[bytes] | None = None  # Where ranks are elsewhere: what all have.
         self.terms: tuple[Terms, float] | None = None  # What they were asked; good until then.
 
     def walk(self, asked: PlanAsked, limit: int) -> None:
@@ -226,7 +225,10 @@ class Route:
     def lacks(self, session: Ranked, boundary: int) -> str:
         """Name what is missing behind a boundary where something is held: "no_state" when some part of
         the state is nowhere, else "incomplete"."""
-        masks = [entry.held for entry in self.entries[bisect_right(self.positions, boundary) :]]
+        beyond = self.entries[bisect_right(self.positions, boundary) :]
+        return self._lacks_at(session, [entry.held for entry in beyond])
+
+    def _lacks_at(self, session: Ranked, masks: list[int]) -> str:
         for part in self.layout.parts:
             needs = self._needs(part, self._shards(part, session))
             if part.is_snapshot and not any(_all_met(masks, needs)):
@@ -308,13 +310,7 @@ class Route:
             if next_entry is not None and next_entry.held:
                 return "beyond_limit"
         masks = [entry.held for entry in self.entries[: self.deepest_known() + 1]]
-        if not any(masks):
-            return "unknown_prefix"
-        for part in self.layout.parts:
-            needs = self._needs(part, self._shards(part, session))
-            if part.is_snapshot and not any(_all_met(masks, needs)):
-                return "no_state"
-        return "incomplete"
+        return self._lacks_at(session, masks) if any(masks) else "unknown_prefix"
 
     def _shards(self, part: Part, session: Ranked) -> Sequence[Shard]:
         """Return the shards of the ranks that count."""

@@ -17,7 +17,7 @@ from tiercache.core.cluster.peers import Peer, Peers
 from tiercache.core.cluster.walking import storable
 from tiercache.core.events import PlanAsked
 from tiercache.core.route import Route, terms_of
-from tiercache.core.search import SEATED_SHARE
+from tiercache.core.search import SEATED_SHARE, Search
 from tiercache.state.seats import RanksOf
 
 ENDS_MAX: Final = 1024
@@ -60,12 +60,17 @@ class Agreeing:
         self._rounds: dict[int, tuple[Peer, _Round]] = {}  # By the job of each question.
 
     def ask(
-        self, session: Session, asked: PlanAsked, route: Route, now: float, began: float
+        self,
+        session: Session,
+        asked: PlanAsked,
+        route: Route,
+        now: float,
+        search: Search | None = None,
     ) -> bool:
         """Ask about a plan whose ranks sit on several nodes; True when it has to wait for the answers.
 
-        From then on the route gives out only what all agreed on: nothing, so far. `began`: since when the
-        plan has waited; that is part of how long it may.
+        From then on the route gives out only what all agreed on: nothing, so far. `search`: what the
+        plan has waited for; that is part of how long it may.
         """
         elsewhere = [seat for seat in asked.seats if seat.node]
         if not elsewhere:
@@ -75,6 +80,7 @@ class Agreeing:
         if route.terms is not None and route.terms[0] == terms and now < route.terms[1]:
             return False
         wait_s = limits.peer_answer_s_max
+        began = search.began if search is not None else now
         until = max(began + wait_s, now + SEATED_SHARE * wait_s)
         route.agreed, route.terms = frozenset(), (terms, until + AGREED_S_MAX)
         if not asked.digests:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from tiercache.core.cluster import commands as ccm
 from tiercache.state import Layout, Shard
+from tiercache.state.seats import RanksOf
+from tiercache.testing.sim.pair import Nodes
 from tiercache.testing.sim.rig import BLOCK, Client, hybrid, part
 from tiercache.testing.sim.seated import RANKS, WINDOW
 
@@ -31,6 +33,34 @@ class Engine:
     def of(self, name: str) -> list[Client]:
         """Return the ranks at a node."""
         return self.ranks[: self.cut] if name == self.nodes[0] else self.ranks[self.cut :]
+
+
+def engine_of(
+    nodes: Nodes, names: tuple[str, str], layout: Layout, split: tuple[int, int]
+) -> Engine:
+    """Return an engine whose first rank plans; `split`: how many ranks it has, and how many of them sit at
+    the first node."""
+    (one, other), (ranks, cut) = names, split
+    clients = []
+    for rank in range(ranks):
+        name = names[rank >= cut]
+        client = Client(nodes.rigs[name], layout, ranks=ranks, rank=rank)
+        client.writer = f"engine-{one}"
+        client.seats = [
+            RanksOf("" if name == one else one, 0, cut),
+            RanksOf("" if name == other else other, cut, ranks),
+        ]
+        clients.append(client.attach())
+    clients[0].all_ranks = True
+    return Engine(names, clients, cut)
+
+
+def strays(nodes: Nodes, name: str, layout: Layout) -> list[Client]:
+    """Return the ranks of an engine that has all of them at one node, where it only saves."""
+    ranks = [Client(nodes.rigs[name], layout, ranks=RANKS, rank=at) for at in range(RANKS)]
+    for rank in ranks:
+        rank.writer = f"stray-{name}"
+    return [rank.attach() for rank in ranks]
 
 
 def must_have(rank: Client, digests: list[bytes], end: int, *, reshard: bool) -> None:

@@ -21,11 +21,18 @@ from tiercache.core.cluster import events as cev
 from tiercache.core.search import SOURCES_MAX
 from tiercache.errors import Fault
 from tiercache.state import Layout
-from tiercache.state.seats import RanksOf
 from tiercache.testing.sim.pair import HOLD_S, Nodes, clustered
-from tiercache.testing.sim.rig import BLOCK, Client, Rig, evict, hybrid
+from tiercache.testing.sim.rig import BLOCK, Rig, evict, hybrid
 from tiercache.testing.sim.seated import RANKS, sliding
-from tiercache.testing.sim.twin_engines import Engine, Promise, must_have, must_need, split_blocks
+from tiercache.testing.sim.twin_engines import (
+    Engine,
+    Promise,
+    engine_of,
+    must_have,
+    must_need,
+    split_blocks,
+    strays,
+)
 from tiercache.testing.sim.world import HistoryError
 
 WAIT_S = 0.05
@@ -71,10 +78,13 @@ class Twins:
         self.layout: Layout = rng.choice((hybrid(RANKS), sliding(), split_blocks()))
         self.older = {name for name in NAMES if rng.random() < 0.1}
         other = rng.choice(((RANKS, 2), (RANKS, 2), (RANKS, 1), (2, 1)))
-        self.engines = {"a": self._engine("a", RANKS, 2), "b": self._engine("b", *other)}
+        self.engines = {
+            "a": engine_of(self.nodes, ("a1", "a2"), self.layout, (RANKS, 2)),
+            "b": engine_of(self.nodes, ("b1", "b2"), self.layout, other),
+        }
         for engine in self.engines.values():
             engine.reshard = other[0] != RANKS or rng.random() < 0.3
-        self.strays = {name: self._strays(name) for name in NAMES}
+        self.strays = {name: strays(self.nodes, name, self.layout) for name in NAMES}
         self.plans: dict[int, Asked] = {}
         self.requests = ["r"]
         self.sent: list[tuple[str, Sent]] = []
@@ -83,28 +93,6 @@ class Twins:
         self.found: Counter[tuple[str, str]] = Counter()
         self.clears: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
-
-    def _engine(self, letter: str, ranks: int, cut: int) -> Engine:
-        nodes = (f"{letter}1", f"{letter}2")
-        clients = []
-        for rank in range(ranks):
-            name = nodes[rank >= cut]
-            client = Client(self.rig(name), self.layout, ranks=ranks, rank=rank)
-            client.writer = letter
-            client.seats = [
-                RanksOf("" if name == nodes[0] else nodes[0], 0, cut),
-                RanksOf("" if name == nodes[1] else nodes[1], cut, ranks),
-            ]
-            clients.append(client.attach())
-        clients[0].all_ranks = True
-        return Engine(nodes, clients, cut)
-
-    def _strays(self, name: str) -> list[Client]:
-        """Return the ranks of an engine that has all of them at one node, where it only saves."""
-        ranks = [Client(self.rig(name), self.layout, ranks=RANKS, rank=at) for at in range(RANKS)]
-        for rank in ranks:
-            rank.writer = f"stray-{name}"
-        return [rank.attach() for rank in ranks]
 
     def rig(self, name: str) -> Rig:
         """Return a node."""

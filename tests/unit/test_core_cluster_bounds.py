@@ -1,0 +1,181 @@
+"""Three nodes: how many are asked for one prompt, and for how long."""
+
+import pytest
+
+from tiercache.core import commands as cm
+from tiercache.core import events as ev
+from tiercache.core.cluster import commands as ccm
+from tiercache.core.cluster import events as cev
+from tiercache.core.cluster.peers import POOL
+from tiercache.core.search import SOURCES_MAX
+from tiercache.errors import Fault
+from tiercache.state.names import short
+from tiercache.testing.sim.asking import plan, planned
+from tiercache.testing.sim.pair import Nodes, clustered
+from tiercache.testing.sim.rig import TOKENS, Client, Rig, hybrid, saved
+
+WAIT_S = 0.05
+OTHERS = "bcdefgh"
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    """Node a, and two others."""
+    return Nodes(a=Rig(clustered()), b=Rig(clustered()), c=Rig(clustered()))
+
+
+@pytest.fixture
+def here(nodes: Nodes) -> Client:
+    return Client(nodes.rigs["a"], hybrid()).attach()
+
+
+def at(nodes: Nodes, name: str) -> Client:
+    return Client(nodes.rigs[name], hybrid()).attach()
+
+
+def first(nodes: Nodes) -> ccm.Locate:
+    """Return the one question that is under way."""
+    (question,) = nodes.rigs["a"].take(ccm.Locate)
+    return question
+
+
+def answered(nodes: Nodes, question: ccm.Locate, fault: Fault | None = None) -> ccm.Located:
+    answer = nodes.ask("a", question)
+    assert answer is not None
+    nodes.answer("a", question.job, answer, fault)
+    return answer
+
+
+def told(client: Client, peer: str, *ends: int, version: int = 1) -> None:
+    """Have a node told that another one could resume the prompt at these boundaries, true or not."""
+    digests = client.chain(TOKENS).digests
+    names = [short(client.namespace.digest, digests[end // 4]) for end in ends]
+    since = client.rig.machine.cluster.version_of(peer)
+    boot = "" if peer == POOL else "1"
+    client.rig.tell(cev.PeerTold(peer, boot, version, True, names, [], since))
+
+
+def test_no_more_nodes_are_asked_than_may_be() -> None:
+    nodes = Nodes(**{name: Rig(clustered()) for name in "a" + OTHERS})
+    here = Client(nodes.rigs["a"], hybrid()).attach()
+    for name in OTHERS:
+        told(here, name, 8)
+    asked = plan(here)
+    for _ in range(SOURCES_MAX):
+        answered(nodes, first(nodes))
+    assert planned(here, asked).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+    assert here.rig.count("peer_asked", "not_found") == SOURCES_MAX < len(OTHERS)
+
+
+def test_all_of_them_have_the_time_of_one(nodes: Nodes, here: Client) -> None:
+    """Who is late leaves some of it for the next one."""
+    for name in "bc":
+        saved(at(nodes, name), 8)
+        nodes.gossip(name)
+    asked, began = plan(here), here.rig.now
+    question = first(nodes)
+    assert question.wait_s == pytest.approx(WAIT_S / 2)
+    here.rig.wait(WAIT_S / 2 + 0.001)
+    second = first(nodes)
+    assert second.wait_s == pytest.approx(WAIT_S / 2 - 0.001)
+    late = nodes.ask("a", question)
+    assert late is not None
+    nodes.answer("a", question.job, late)
+    assert here.rig.take(ccm.Pull) == [], "nobody waits for the first one any more"
+    assert here.rig.machine.wakeup() == pytest.approx(began + WAIT_S)
+    here.rig.wait(began + WAIT_S - here.rig.now)
+    assert planned(here, asked).boundary == 0
+    assert here.rig.count("peer_asked", "late") == 2
+
+
+def test_an_answer_when_the_time_is_over_is_the_last(nodes: Nodes, here: Client) -> None:
+    for name in "bc":
+        told(here, name, 8)
+    asked = plan(here)
+    question = first(nodes)
+    here.rig.now += WAIT_S
+    answered(nodes, question)
+    assert planned(here, asked).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+
+
+def test_a_request_looks_for_others_once(nodes: Nodes, here: Client) -> None:
+    """And while it does, it is answered at once when it plans again."""
+    told(here, "b", 8)
+    told(here, "c", 8)
+    asked = plan(here)
+    assert here.plan("r", here.chain(TOKENS)).boundary == 0
+    answered(nodes, first(nodes))
+    answered(nodes, first(nodes))
+    assert planned(here, asked).boundary == 0
+    saved(at(nodes, "c"), 8)
+    assert here.plan("r", here.chain(TOKENS)).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+
+
+def test_one_that_said_all_it_has_is_not_asked_again(nodes: Nodes, here: Client) -> None:
+    """What is held here has grown by what it gave itself: there it has no more."""
+    saved(at(nodes, "b"), 8)
+    told(here, "b", 8, 16)
+    asked = plan(here)
+    answered(nodes, first(nodes))
+    assert planned(here, asked).boundary == 8
+    assert here.rig.take(ccm.Locate) == []
+
+
+def test_a_session_that_ends_between_two_answers_withdraws_the_question(
+    nodes: Nodes, here: Client
+) -> None:
+    for name in "bc":
+        told(here, name, 8)
+    asked = plan(here)
+    answered(nodes, first(nodes))
+    question = first(nodes)
+    here.close()
+    answered(nodes, question)
+    assert (here.session, asked.call) not in here.rig.answers
+    assert here.rig.count("peer_asked", "not_found") == 1
+
+
+def test_after_a_clear_nobody_else_is_asked(nodes: Nodes, here: Client) -> None:
+    """The plan has waited; what it knows of itself is its answer."""
+    for name in "bc":
+        saved(at(nodes, name), 8)
+        nodes.gossip(name)
+    asked = plan(here)
+    question = first(nodes)
+    here.rig.ask(ev.ClearAsked(900, here.rig.number(), ""), cm.Evicted)
+    answered(nodes, question)
+    assert planned(here, asked).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+    assert here.rig.take(ccm.Pull) == []
+
+
+def test_a_clear_does_not_begin_the_time_anew(nodes: Nodes, here: Client) -> None:
+    for name in "bc":
+        told(here, name, 8)
+    asked = plan(here)
+    question = first(nodes)
+    here.rig.ask(ev.ClearAsked(900, here.rig.number(), ""), cm.Evicted)
+    here.rig.wait(WAIT_S / 2 + 0.001)
+    here.rig.take(ccm.Locate)
+    here.rig.wait(WAIT_S / 2)
+    assert planned(here, asked).boundary == 0
+    assert question.wait_s == pytest.approx(WAIT_S / 2)
+
+
+def test_no_room_for_another_question_is_the_end(nodes: Nodes) -> None:
+    """What the first node sends takes all the room there is for what is under way."""
+    nodes.rigs["a"] = rig = Rig(clustered(pulls_max=1))
+    nodes.meet("a")
+    here, other = Client(rig, hybrid()).attach(), Client(rig, hybrid()).attach()
+    for name in "bc":
+        told(here, name, 8)
+    first_asked, second_asked = plan(here), other.surveying("s", other.chain(TOKENS).digests[1:])
+    assert isinstance(rig.later(second_asked), cm.Surveyed), "no room"
+    answered(nodes, first(nodes))
+    third = other.surveying("t", other.chain(TOKENS).digests[1:])
+    assert isinstance(rig.later(third), cm.Surveyed)
+    answered(nodes, first(nodes))
+    assert planned(here, first_asked).boundary == 0
