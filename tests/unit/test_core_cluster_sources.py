@@ -278,8 +278,8 @@ def test_after_the_pool_a_node_has_no_longer_than_ever() -> None:
     asked = plan(here)
     question = first(nodes)
     assert question.peer == POOL
-    assert question.wait_s == pytest.approx(0.1)
-    here.rig.wait(0.101)
+    assert question.wait_s == pytest.approx(0.2 * 2 / 3)
+    here.rig.wait(0.135)
     second = first(nodes)
     assert second.peer == "b"
     assert second.wait_s == pytest.approx(WAIT_S)

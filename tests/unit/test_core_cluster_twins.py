@@ -7,10 +7,12 @@ import pytest
 from tiercache.core import commands as cm
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
-from tiercache.core.cluster.peers import LACKED_MAX
+from tiercache.core.cluster.peers import LACKED_MAX, POOL
 from tiercache.core.search import SEATED_SHARE
 from tiercache.testing.sim.asking import plan, planned
-from tiercache.testing.sim.rig import TOKENS, Client, evict, hybrid, saved
+from tiercache.testing.sim.pair import Nodes, clustered
+from tiercache.testing.sim.pooling import told
+from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved
 from tiercache.testing.sim.seated import RANKS
 from tiercache.testing.sim.twinned import Twinned, on, save, twinned
 
@@ -245,3 +247,24 @@ def test_one_that_does_not_say_how_long_it_waits_is_answered_at_once(
     twins.locate("b1")
     (question,) = twins.head.rig.take(ccm.Agree)
     assert twins.nodes.assent("b1", msgspec.structs.replace(question, wait_s=wait_s)) == []
+
+
+def test_a_pool_has_its_own_time_and_the_agreement_the_rest() -> None:
+    """The plan of an engine on two nodes waits no longer than another one that asks the pool."""
+    limits = clustered(pool=True, pool_answer_s_max=0.2)
+    nodes = Nodes(a=Rig(limits), b=Rig(limits))
+    ranks = on(nodes, "a", "b")
+    head, rig = ranks[0], nodes.rigs["a"]
+    save(ranks, 8)
+    told(head, 16)
+    asked, began = plan(head), rig.now
+    (question,) = rig.take(ccm.Locate)
+    assert question.peer == POOL
+    assert question.wait_s == pytest.approx(SEATED_SHARE * 0.2)
+    rig.wait(SEATED_SHARE * 0.2 + 1e-6)
+    (agree,) = rig.take(ccm.Agree)
+    assert agree.wait_s == pytest.approx(SEATED_SHARE * WAIT_S)
+    nodes.assent("a", agree)
+    rig.wait(agree.wait_s)
+    assert planned(head, asked).boundary == 0
+    assert rig.now < began + 0.2

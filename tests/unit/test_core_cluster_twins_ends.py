@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from tiercache.core import commands as cm
 from tiercache.core import events as ev
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
@@ -10,7 +11,9 @@ from tiercache.errors import Fault
 from tiercache.state.care import Care
 from tiercache.state.names import short
 from tiercache.testing.sim.asking import plan, planned
-from tiercache.testing.sim.rig import TOKENS, Client, Rig, saved
+from tiercache.testing.sim.pair import Nodes, clustered
+from tiercache.testing.sim.rig import TOKENS, Client, Rig, hybrid, saved
+from tiercache.testing.sim.twin_engines import strays
 from tiercache.testing.sim.twinned import Twinned, save, twinned
 
 WAIT_S = 0.05
@@ -132,3 +135,40 @@ def test_what_was_found_for_one_plan_is_there_for_the_next(twins: Twinned) -> No
     asked = plan(twins.head, "s")
     assert twins.agree() == ([16], [])
     assert planned(twins.head, asked).boundary == 16
+
+
+def test_a_node_of_the_engine_joins_what_two_others_have(twins: Twinned) -> None:
+    """Node a2 has the end of the prompt, b2 has nothing, and a1 has all for everybody up to 8."""
+    save(twins.other[:2], 8, 16)
+    chain = twins.head.chain(TOKENS)
+    for rank in twins.one[2:]:
+        rank.save("end", [offer for offer in rank.offers(chain, 16) if offer.end > 8])
+    save(strays(twins.nodes, "a1", twins.head.layout), 8)
+    twins.gossip()
+    asked = plan(twins.head)
+    ends, questions = twins.agree()
+    assert [(q.peer, q.limit, q.whole) for q in questions][-2:] == [("a1", 8, 0), ("a2", 16, 8)]
+    assert ends == [16, 8]
+    assert planned(twins.head, asked).boundary == 16
+    assert twins.nodes.pull("b2") == 4 + 2 * 2 * 2
+
+
+def test_one_rank_that_has_all_ends_nothing_for_another() -> None:
+    """Both survey for one request; the second one still lacks what the next node has."""
+    nodes = Nodes(a=Rig(clustered()), b=Rig(clustered()), c=Rig(clustered()))
+    ours = [Client(nodes.rigs["a"], hybrid(2), ranks=2, rank=rank).attach() for rank in (0, 1)]
+    for name in "bc":
+        for rank in (0, 1):
+            saved(Client(nodes.rigs[name], hybrid(2), ranks=2, rank=rank).attach(), 16)
+        nodes.gossip(name)
+    digests = ours[0].chain(TOKENS).digests[1:5]
+    asked = [client.surveying("s", digests) for client in ours]
+    assert [ours[0].rig.later(each) for each in asked] == [None, None]
+    saved(ours[0], 16)
+    (question,) = ours[0].rig.take(ccm.Locate)
+    nodes.answer("a", question.job, ccm.Located(0, []), Fault.IO)
+    assert (ours[0].session, asked[0].call) in ours[0].rig.answers
+    nodes.locate("a")
+    found = ours[1].rig.answers[ours[1].session, asked[1].call]
+    assert isinstance(found, cm.Surveyed)
+    assert found.held[1] == b"\0\0\0\1"

@@ -101,6 +101,27 @@ def test_records_that_do_not_agree_on_where_the_path_stands_are_not_believed(
     assert here.rig.count("peer_asked", "failed") == 1
 
 
+@pytest.mark.parametrize("shift", [4, -4, -12, 2])
+@pytest.mark.parametrize("which", range(4))
+def test_one_wrong_record_does_not_decide_where_a_path_stands(
+    nodes: Nodes, here: Client, there: Client, shift: int, which: int
+) -> None:
+    """Whichever comes first: only that one is left out, and the rest can be gone on from."""
+    saved(there, 16)
+    nodes.gossip("b")
+    waiting(here, skip=2)
+    (question,) = here_asked(nodes)
+    answer = nodes.ask("a", question)
+    assert answer is not None
+    records = [answer.records[which], *answer.records[:which], *answer.records[which + 1 :]]
+    records[0] = moved(records[0], shift)
+    nodes.answer("a", question.job, ccm.Located(8, records))
+    (pull,) = here.rig.take(ccm.Pull)
+    assert {record.end for record, _ in pull.objects} <= {12, 16}
+    assert len(pull.objects) == 3
+    assert here.rig.count("peer_asked", "failed") == 1
+
+
 def test_what_is_held_says_where_a_path_stands(nodes: Nodes, here: Client, there: Client) -> None:
     """And a node that says otherwise is not believed, even if all it says agrees."""
     here.save("kv", here.offers(here.chain(TOKENS), 12, parts=["kv"]))

@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 SOURCES_MAX: Final = 4
 """Questions that one call asks. What one node has may be gone, and another one may go on where it ends."""
 
+NEXT_SHARE: Final = 1 / 3
+"""What is left of the time for the next one, if there is anybody: from memory, an answer needs little."""
+
 SEATED_SHARE: Final = 0.5
 """What a plan that also has to agree with other nodes may spend of its wait before that."""
 
@@ -67,7 +70,7 @@ class Search:
         return min(self.began + self._share * wait_s, self._until)
 
     def over(self) -> None:
-        """Nobody else is asked."""
+        """Nobody else is asked, whatever becomes known."""
         self._left = 0
 
     def allows(self, name: str, count: int, whole: Callable[[], int]) -> bool:
@@ -86,19 +89,16 @@ class Search:
         self._wait_s = max(self._wait_s, within_s)
         self._asked[name] = _Asked()
 
-    def fell_short(self, name: str, boundary: int) -> None:
-        """A node answered less than it had told, `boundary` tokens of the prompt: what it lacks may be held
-        here later, and then it may go on from there."""
-        self._asked[name] = _Asked(whole=max(self._whole, boundary))
-
-    def was_of_no_use(self, name: str, below: int) -> None:
-        """What a node has deepest is of no use, and what is shallower may be."""
-        self._asked[name] = _Asked(below)
+    def fell_short(self, name: str, boundary: int, below: int) -> None:
+        """A node answered less than it had told, `boundary` tokens of the prompt: what it lacks may be
+        held here later, and then it may go on from there. `below`: of how many blocks that is, if it is
+        of no use and only what is shallower may be."""
+        self._asked[name] = _Asked(below, max(self._whole, boundary))
 
     def waits(self, now: float, within_s: float, next_s: float) -> float:
         """Return until when the answer of whom is asked now is waited for, who may take `within_s`.
         `next_s`: what the next one might take, 0 without one; it is left some of the time."""
         until = min(self._end(0.0), now + within_s)
         if next_s and self._left and self._end(next_s) <= until:
-            until = now + (until - now) / 2
+            until -= NEXT_SHARE * (until - now)
         return until

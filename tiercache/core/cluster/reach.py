@@ -133,27 +133,24 @@ class Reach:
 
     def ask(self, search: Search, question: Question, now: float) -> bool:
         """Ask the next node that may resume deeper; True when the call has to wait for it. Only while it
-        `is_open`. When nobody is left to ask, the search is over."""
-        whole = cache(question.whole)
-        count, peer = self._next(search, question, whole, now)
+        `is_open`."""
+        question = question._replace(whole=cache(question.whole))
+        count, peer = self._next(search, question, now)
         if peer is None:
-            search.over()
             return False
+        question = question._replace(digests=question.digests[:count])
         within_s = self._within_s(peer.name)
-        search.asks(peer.name, whole(), within_s)
-        _, other = self._next(search, question, whole, now)
+        search.asks(peer.name, question.whole(), within_s)
+        _, other = self._next(search, question, now)
         next_s = self._within_s(other.name) if other is not None else 0.0
-        until = search.waits(now, within_s, next_s)
-        self._send(search, question._replace(digests=question.digests[:count]), peer, until, now)
+        self._send(search, question, peer, search.waits(now, within_s, next_s), now)
         return True
 
     def _within_s(self, name: str) -> float:
         limits = self._books.limits.clustering
         return limits.pool_answer_s_max if name == POOL else limits.peer_answer_s_max
 
-    def _next(
-        self, search: Search, question: Question, whole: Callable[[], int], now: float
-    ) -> tuple[int, Peer | None]:
+    def _next(self, search: Search, question: Question, now: float) -> tuple[int, Peer | None]:
         """Return whom to ask next, and how many blocks lead to what may be there."""
         shelf, digests = question.shelf, question.digests
         assert shelf.layout is not None
@@ -166,7 +163,7 @@ class Reach:
             return (
                 (search.ends is None or count * step in search.ends)
                 and search.has_time(now, self._within_s(name))
-                and search.allows(name, count, whole)
+                and search.allows(name, count, question.whole)
             )
 
         source = self._peers.get(question.source) if question.source else None
@@ -242,10 +239,10 @@ class Reach:
         # One that knows nothing of seats sends what all ranks need.
         sound = [record for record in sound if _is_of(record, layout, search.seat)]
         if deepest < len(held.digests) * step and not failed:
-            search.fell_short(held.peer.name, start + deepest)
-            if search.ends is not None and deepest not in search.ends:
-                sound = []
-                search.was_of_no_use(held.peer.name, deepest // step)
+            of_use = search.ends is None or deepest in search.ends
+            sound = sound if of_use else []
+            below = 0 if of_use else deepest // step
+            search.fell_short(held.peer.name, start + deepest, below)
         if not failed and search.seat.stop:
             held.peer.lacks((shelf.digest, *search.seat), nothing=not sound)
         declined = not failed and self._declines(held, event.boundary, sound)

@@ -22,13 +22,15 @@ class Promise:
 
 @dataclass(slots=True)
 class Engine:
-    """Its ranks in order, and its two nodes; `cut` ranks sit at the first."""
+    """Its ranks in order, and its two nodes; `cut` ranks sit at the first. `promises`: what the other one
+    said of a request last; `said`: all it ever said, of a request, a prompt and a limit."""
 
     nodes: tuple[str, str]
     ranks: list[Client]
     cut: int
     reshard: bool = False
     promises: dict[str, Promise] = field(default_factory=dict)
+    said: dict[tuple[str, bytes, int], set[int]] = field(default_factory=dict)
 
     def of(self, name: str) -> list[Client]:
         """Return the ranks at a node."""

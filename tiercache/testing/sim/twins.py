@@ -294,6 +294,7 @@ class Twins:
                     must_have(rank, command.digests, end, reshard=command.reshard)
             prompt = (command.digests[-1], command.limit)
             engine.promises[command.request] = Promise(body.ends, prompt, self.rig(name).now)
+            engine.said.setdefault((command.request, *prompt), set()).update(body.ends)
             event = cev.AgreeEnded(command.job, body.ends, None)
         if self.rng.random() < 0.05:
             event = _failed(command)
@@ -315,11 +316,13 @@ class Twins:
         for rank in engine.of(engine.nodes[0]):
             must_have(rank, event.digests, found.boundary, reshard=event.reshard)
         there, promise = engine.nodes[1], engine.promises[event.request]
-        if promise.name != (event.digests[-1], limit) or promise.broken:
-            return
+        prompt = (event.digests[-1], limit)
+        said = engine.said.get((event.request, *prompt), set())
+        assert found.boundary in said, "the other node did not say so"
+        if promise.name != prompt or promise.broken or found.boundary not in promise.ends:
+            return  # It has said something else since, or what it said is not so any more.
         if self.clears[there] != self.clears[engine.nodes[0]]:
             return
-        assert found.boundary in promise.ends, "the other node did not say so"
         if self.rng.random() < 0.3:
             evict(self.rig(there))  # It needs room: not that of what it promised.
         if self.rig(there).now < promise.at + HOLD_S:
@@ -327,13 +330,13 @@ class Twins:
                 must_have(rank, event.digests, found.boundary, reshard=event.reshard)
             self.counts["there"] += 1
         for rank in engine.ranks:
-            said = rank.planning("own", rank.chain([]), limit=found.boundary)
-            said = msgspec.structs.replace(
-                said, request=event.request, digests=event.digests, tokens=event.tokens,
+            own = rank.planning("own", rank.chain([]), limit=found.boundary)
+            own = msgspec.structs.replace(
+                own, request=event.request, digests=event.digests, tokens=event.tokens,
                 reshard=event.reshard, all_ranks=False,
             )  # fmt: skip
             if rank is not engine.ranks[0]:
-                answer = rank.rig.later(said)
+                answer = rank.rig.later(own)
                 assert isinstance(answer, cm.Planned), answer
                 assert answer.boundary == found.boundary, f"rank {rank.rank} is told otherwise"
                 rank.release(event.request)

@@ -43,6 +43,9 @@ class Watch:
 
     def __init__(self, swarm: Swarm) -> None:
         self.asked: dict[tuple[int, int], tuple[float, Request]] = {}
+        self._since: dict[tuple[int, int], float] = {}
+        others = swarm.limits.clustering
+        self._waits_s = max(others.peer_answer_s_max, others.pool * others.pool_answer_s_max)
         self._remembers = swarm.limits.recent_requests_max >= 1000
         self.guard = Guard(self._remembers, swarm.layout)
         self._eager = swarm.limits.eager
@@ -58,6 +61,7 @@ class Watch:
             name = (event.session, event.call)
             assert name not in self.asked
             self.asked[name] = (wall, event)
+            self._since[name] = now
         match event:
             case ev.Attached(session=session, namespace=namespace, writer=writer):
                 self._namespaces[session] = namespace
@@ -93,6 +97,7 @@ class Watch:
     def answers(self, reply: cm.Reply, node: SimNode) -> None:
         """The node answers a call."""
         found = self.asked.pop((reply.session, reply.call), None)
+        self._since.pop((reply.session, reply.call), None)
         assert found is not None, f"an answer nobody asked for: {reply}"
         at, event = found
         match event:
@@ -139,8 +144,11 @@ class Watch:
 
     def ticked(self, now: float) -> None:
         """The node has heard that time is due."""
-        for _, event in self.asked.values():
+        for name, (_, event) in self.asked.items():
             match event:
+                case ev.PlanAsked() | ev.SurveyAsked():
+                    since = self._since[name]
+                    assert now < since + self._waits_s, f"waits too long: {event}"
                 case ev.LoadAsked(deadline=until) | ev.FetchAsked(deadline=until):
                     assert until > now, f"not answered in time: {event}"
                 case ev.FlushAsked(deadline=until):
@@ -151,4 +159,4 @@ class Watch:
     def ends(self, session: int) -> None:
         """A session ended: it waits for no answer."""
         for name in [name for name in self.asked if name[0] == session]:
-            del self.asked[name]
+            del self.asked[name], self._since[name]
