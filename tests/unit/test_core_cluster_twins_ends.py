@@ -8,12 +8,13 @@ from tiercache.core import events as ev
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
 from tiercache.errors import Fault
+from tiercache.state import Layout
 from tiercache.state.care import Care
 from tiercache.state.names import short
 from tiercache.testing.sim.asking import plan, planned
 from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.sim.rig import TOKENS, Client, Rig, hybrid, saved
-from tiercache.testing.sim.twin_engines import strays
+from tiercache.testing.sim.twin_engines import engine_of, strays
 from tiercache.testing.sim.twinned import Twinned, save, twinned
 
 WAIT_S = 0.05
@@ -172,3 +173,19 @@ def test_one_rank_that_has_all_ends_nothing_for_another() -> None:
     found = ours[1].rig.answers[ours[1].session, asked[1].call]
     assert isinstance(found, cm.Surveyed)
     assert found.held[1] == b"\0\0\0\1"
+
+
+@pytest.mark.parametrize(("layout", "given"), [(hybrid(4), 0), (Layout(hybrid().parts[:1], 4), 1)])
+def test_what_some_ranks_have_does_not_go_to_the_pool(layout: Layout, given: int) -> None:
+    """Nobody would find it there, and all would ask for it. What all ranks have alike does go there."""
+    limits = clustered(pool=True)
+    nodes = Nodes(a=Rig(limits), b=Rig(limits))
+    ranks = engine_of(nodes, ("a", "b"), layout, (4, 2)).ranks
+    save(ranks, 8)
+    nodes.rigs["a"].run()
+    for request in ("r", "s", "t"):
+        asked = plan(ranks[0], request)
+        nodes.agree("a")
+        assert planned(ranks[0], asked).boundary == 8
+        ranks[0].release(request)
+    assert len(nodes.rigs["a"].take(ccm.Deposit)) == given

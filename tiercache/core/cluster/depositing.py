@@ -68,7 +68,7 @@ class Depositing:
         self, route: Route, session: Ranked, boundary: int, now: float, *, counts: bool = True
     ) -> None:
         """A request resumes at a boundary of its route; `counts`: it was not said before."""
-        if self._pool is None or not boundary:
+        if self._pool is None or not boundary or not _is_of_all(route, session):
             return
         position = bisect_left(route.positions, boundary)
         entry, shelf = route.entries[position], route.shelf
@@ -156,6 +156,13 @@ class Depositing:
 def _room(items: Sequence[Item]) -> int:
     """Return how many bytes of memory objects take that are all there."""
     return sum(item.host.size for item in items if item.host is not None)
+
+
+def _is_of_all(route: Route, session: Ranked) -> bool:
+    """Return whether the ranks that sit here have all shards: a set of some nobody would find."""
+    first, stop = route.here
+    every = (part.shards(session.ranks) for part in route.layout.parts)
+    return not stop or all(set(shards[first:stop]) == set(shards) for shards in every)
 
 
 def _is_even(items: Sequence[Item]) -> bool:
