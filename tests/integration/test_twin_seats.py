@@ -152,7 +152,7 @@ def test_the_other_node_of_the_engine_that_freezes_is_a_miss_in_time(
 def test_one_prompt_comes_from_two_nodes(town: Town, attach: Callable[..., Rank]) -> None:
     """One has its beginning, the other its end: together they are a boundary that neither has."""
     beginning, end, here = attach("a1"), attach("a2"), attach("b1")
-    for number in range(1, 4):
+    for number in range(1, 5):
         beginning.save(number, SHALLOW)
         end.save_blobs(number, [blob for blob in end.blobs(number, DEEP) if blob.end > SHALLOW])
 
@@ -162,7 +162,8 @@ def test_one_prompt_comes_from_two_nodes(town: Town, attach: Callable[..., Rank]
         here.client.release(found)
         return depth
 
-    assert eventually(lambda: depth(1) == DEEP, BACK_S)
+    assert town.heard("b1", 8)
+    assert depth(1) == DEEP
     assert town.nodes["a1"].counter("peer_lent_bytes") == sum(
         len(blob.data) for blob in here.blobs(1, SHALLOW)
     )
@@ -171,8 +172,28 @@ def test_one_prompt_comes_from_two_nodes(town: Town, attach: Callable[..., Rank]
     ), "nothing twice"
     town.nodes["a2"].send(signal.SIGSTOP)
     try:
-        assert depth(2) == SHALLOW, "who is late leaves time for the other"
+        assert SHALLOW in {depth(2), depth(3)}, "who is late leaves time for the other"
     finally:
         town.nodes["a2"].send(signal.SIGCONT)
     assert town.settled(*NAMES)
-    assert eventually(lambda: depth(3) == DEEP, BACK_S)
+    assert eventually(lambda: depth(4) == DEEP, BACK_S)
+
+
+def test_an_engine_on_one_node_resumes_what_one_on_two_computed(
+    town: Town, engines: dict[str, list[Rank]], attach: Callable[..., Rank]
+) -> None:
+    """The shards come from both, for all of its ranks."""
+    for rank in engines["a"]:
+        rank.save(1, DEEP)
+    ranks = [attach("b1", number, RANKS, "one") for number in range(RANKS)]
+    assert town.heard("b1", 2)
+
+    def resumes() -> bool:
+        found = timed(ranks[0], 1, Scope(all_ranks=True))
+        there = found.boundary == DEEP and all(rank.fetched(found, 1) for rank in ranks)
+        ranks[0].client.release(found)
+        return there
+
+    assert eventually(resumes, BACK_S)
+    for name in ("a1", "a2"):
+        assert town.nodes[name].counter("peer_lent_bytes") > 0

@@ -52,7 +52,7 @@ def test_a_question_arrives_as_it_was_meant() -> None:
 @pytest.mark.parametrize(
     ("question", "newer"),
     [
-        (said.question_of(msgspec.structs.replace(LOCATE, first=1, stop=2), 0.25), 2),
+        (said.question_of(msgspec.structs.replace(LOCATE, first=1, stop=2, some=True), 0.25), 3),
         (said.agree_of(AGREE, 0.25), 1),
     ],
 )
@@ -194,12 +194,13 @@ def test_for_which_ranks_and_how_long_goes_into_the_event(
     machine: Answering, lender: Lender
 ) -> None:
     answers: list[bytes] = []
-    locate = msgspec.structs.replace(LOCATE, first=1, stop=2)
+    locate = msgspec.structs.replace(LOCATE, first=1, stop=2, some=True)
     lender.ask("b", said.encode(said.question_of(locate, 0.25)), answers.append)
     lender.ask("b", said.encode(said.agree_of(AGREE, 0.25)), answers.append)
     located, agreed = machine.heard
     assert isinstance(located, ev.LocateAsked)
-    assert (located.first, located.stop, located.deadline) == (1, 2, 100.25)
+    assert (located.first, located.stop, located.some) == (1, 2, True)
+    assert located.deadline == 100.25
     assert isinstance(agreed, ev.AgreeAsked)
     assert (agreed.first, agreed.stop, agreed.deadline, agreed.until) == (2, 4, 100.25, 105.0)
 

@@ -30,6 +30,7 @@ class Locate(_Command, frozen=True):
     partial: bool = False
     first: int = 0
     stop: int = 0
+    some: bool = False
     wait_s: float = inf
 
 

@@ -113,9 +113,10 @@ class LocateAsked(_Event, frozen=True):
     0: by all), `limit` tokens at most?
 
     `digests`: of its whole blocks, in order. The asker has all blocks of the first `whole` tokens itself:
-    they need not be here. `partial`: also what lies along the way of which no boundary can be made yet. A
-    node that has not carried out the flush of that number answers nothing. Answered by `deadline`; what
-    was found is kept until `until` at most.
+    they need not be here. `partial`: also what lies along the way of which no boundary can be made yet.
+    `some`: where those ranks could resume nothing, what any of them could, or with `reshard` a part of
+    any. A node that has not carried out the flush of that number answers nothing. Answered by `deadline`;
+    what was found is kept until `until` at most.
     """
 
     session: int
@@ -135,6 +136,7 @@ class LocateAsked(_Event, frozen=True):
     partial: bool = False
     first: int = 0
     stop: int = 0
+    some: bool = False
 
 
 class Announced(_Event, frozen=True):

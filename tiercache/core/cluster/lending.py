@@ -6,8 +6,9 @@ from tiercache.core.books import Books
 from tiercache.core.catalog import Item, Status
 from tiercache.core.cluster.commands import Lent, Located, Summarised
 from tiercache.core.cluster.events import LendAsked, LocateAsked, SummaryAsked
+from tiercache.core.cluster.gathering import Found, for_all, for_some
 from tiercache.core.cluster.summary import Summary
-from tiercache.core.cluster.walking import Asker, is_sound, route_of
+from tiercache.core.cluster.walking import is_sound, route_of
 from tiercache.core.filling import Filling
 from tiercache.core.holds import Holds, Name
 from tiercache.core.route import Route
@@ -59,8 +60,7 @@ class Lending:
             sights.see(request, asked.digests, goes_on=True)
         route = route_of(shelf, shelf.layout, asked, (asked.first, asked.stop), asked.whole)
         self._writeback.consider_all(route.entries)
-        asker = Asker(asked.ranks)
-        items = _lacked(route, asked, route.deepest(asker, in_host=False, all_ranks=True))
+        items = _lacked(route, asked, _best(route, asked, in_host=False))
         coming = self.bring((asked.session, asked.request), items, asked.until, now)
         wait = Wait(asked, list(items), set(coming))
         if not coming or asked.deadline <= now or self._waits.is_full:
@@ -87,10 +87,10 @@ class Lending:
             return
         layout = shelf.layout
         route = route_of(shelf, layout, asked, (asked.first, asked.stop), asked.whole)
-        position = route.deepest(Asker(asked.ranks), in_host=True, all_ranks=True)
-        items = [item for item in _lacked(route, asked, position) if self._gives(item)]
+        found = _best(route, asked, in_host=True)
+        items = [item for item in _lacked(route, asked, found) if self._gives(item)]
         items = items[: self._books.limits.clustering.peer_objects_max]
-        boundary = route.positions[position] if position >= 0 else 0
+        boundary = route.positions[found.position] if found.position >= 0 else 0
         self._books.counters.add("peer_answered", "found" if boundary else "not_found")
         records = [item.record for item in items]
         self._books.reply(asked.session, asked.call, Located(boundary, records))
@@ -176,9 +176,16 @@ def _is_seat(asked: LocateAsked) -> bool:
     return 0 <= asked.first < asked.stop <= asked.ranks or asked.first == asked.stop == 0
 
 
-def _lacked(route: Route, asked: LocateAsked, position: int) -> list[Item]:
+def _best(route: Route, asked: LocateAsked, *, in_host: bool) -> Found:
+    found = for_all(route, asked.ranks, in_host=in_host)
+    if found.position < 0 and asked.some:
+        return for_some(route, asked.ranks, in_host=in_host)
+    return found
+
+
+def _lacked(route: Route, asked: LocateAsked, found: Found) -> list[Item]:
     """Return what a boundary rests on that the asker lacks."""
-    items = route.chosen(Asker(asked.ranks), position, all_ranks=True)
+    items = found.items
     if asked.partial:
         items = list(dict.fromkeys([*items, *_runs(route)]))
     parts = {part.name for part in route.layout.parts if part.window is None}

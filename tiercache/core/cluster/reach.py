@@ -180,6 +180,7 @@ class Reach:
         assert shelf.layout is not None
         search.job = job = books.next_job()
         peer.breaker.asked()
+        reshard = not isinstance(asked, SurveyAsked) and asked.reshard
         survey = isinstance(asked, SurveyAsked)
         self._held[job] = Held(
             [asked],
@@ -204,10 +205,11 @@ class Reach:
                 question.whole(),
                 search.seat.ranks,
                 storable(asked.codecs, books),
-                not isinstance(asked, SurveyAsked) and asked.reshard,
+                reshard,
                 books.flush_of(shelf.digest),
                 first=search.seat.first,
                 stop=search.seat.stop,
+                some=reshard or (search.seat.ranks > 1 and not survey),
                 wait_s=until - now,
             )
         )

@@ -77,6 +77,7 @@ class Lender:
                     question.partial,
                     question.first,
                     question.stop,
+                    question.some,
                 )
                 self._calls.ask(asked, name, done)
             case said.Announced():

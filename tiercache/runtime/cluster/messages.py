@@ -56,6 +56,7 @@ class Locate(_Message, frozen=True, tag="locate"):
     partial: bool = False
     first: Count = 0
     stop: Count = 0
+    some: bool = False
 
 
 class Announced(_Message, frozen=True, tag="announced"):
@@ -193,6 +194,7 @@ def question_of(command: cm.Locate, wait_s: float) -> Locate:
         command.partial,
         command.first,
         command.stop,
+        command.some,
     )
 
 

@@ -167,6 +167,7 @@ class Errands:
                 command.partial,
                 command.first,
                 command.stop,
+                command.some,
             )
             member.world.watch.located(asked)
             member.world.node.hear(asked)

@@ -86,6 +86,7 @@ class Nodes:
             command.partial,
             command.first,
             command.stop,
+            command.some,
         )
         answer = _answer(rig, asked)
         assert answer is None or isinstance(answer, cm.Located)

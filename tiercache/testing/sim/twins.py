@@ -192,7 +192,7 @@ class Twins:
         if command.peer in self.older:
             wait_s = wait_s if isinstance(command, ccm.Locate) else 0.0
             if isinstance(command, ccm.Locate):
-                fields |= {"first": 0, "stop": 0}
+                fields |= {"first": 0, "stop": 0, "some": False}
         kind = cev.LocateAsked if isinstance(command, ccm.Locate) else cev.AgreeAsked
         until = rig.now + wait_s
         self.there[command.peer, session, call] = There(source, command, until)

@@ -1,0 +1,161 @@
+"""Shards that lie at several nodes: an engine whose ranks need them all gathers them, for one boundary."""
+
+from math import inf
+
+import msgspec
+import pytest
+
+from tiercache.core import commands as cm
+from tiercache.core.cluster import commands as ccm
+from tiercache.core.cluster import events as cev
+from tiercache.core.cluster.gathering import RANKS_MAX, for_some
+from tiercache.core.cluster.walking import Sought, route_of
+from tiercache.state import Layout
+from tiercache.testing.sim.asking import plan, planned
+from tiercache.testing.sim.pair import clustered
+from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved
+from tiercache.testing.sim.seated import RANKS
+from tiercache.testing.sim.twin_engines import engine_of
+from tiercache.testing.sim.twinned import Twinned, save, twinned
+
+
+@pytest.fixture
+def twins() -> Twinned:
+    """Engine A has a boundary at 16: half of its shards at a1, half at a2."""
+    found = twinned()
+    save(found.one, 16)
+    found.gossip()
+    return found
+
+
+def on_one_node(twins: Twinned, ranks: int, layout: Layout | None = None) -> list[Client]:
+    clients = [
+        Client(twins.rig("b1"), layout or hybrid(4), ranks=ranks, rank=rank)
+        for rank in range(ranks)
+    ]
+    clients[0].all_ranks = True
+    return [client.attach() for client in clients]
+
+
+def resumed(twins: Twinned, head: Client, *, reshard: bool = False, request: str = "r") -> int:
+    asked = head.planning(request, head.chain(TOKENS))
+    asked = msgspec.structs.replace(asked, reshard=reshard)
+    assert head.rig.later(asked) is None
+    twins.locate("b1")
+    return planned(head, asked).boundary
+
+
+def test_an_engine_on_one_node_gathers_what_one_on_two_has(twins: Twinned) -> None:
+    ranks = on_one_node(twins, RANKS)
+    assert resumed(twins, ranks[0]) == 16
+    assert {pull.peer for pull in twins.rig("b1").work if isinstance(pull, ccm.Pull)} == {
+        "a1",
+        "a2",
+    }
+    assert twins.nodes.pull("b1") == 4 + 2 * RANKS
+    chain = ranks[0].chain(TOKENS)
+    for rank in ranks:
+        wanted = [rank.wanted(chain, part, 16) for part in (0, 1, 2)]
+        assert None not in rank.rig.ask(rank.fetching("get", wanted), cm.Fetched).pieces
+
+
+def test_what_one_has_alone_is_no_boundary(twins: Twinned) -> None:
+    evict(twins.rig("a2"))
+    (head, *_) = on_one_node(twins, RANKS)
+    assert resumed(twins, head) == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_with_resharding_ranks_gather_parts_of_what_they_need(twins: Twinned, ranks: int) -> None:
+    (head, *_) = on_one_node(twins, ranks)
+    assert resumed(twins, head, request="no") == 0
+    head.release("no")
+    assert resumed(twins, head, reshard=True) == 16
+    assert twins.nodes.pull("b1") == 4 + 2 * RANKS
+    loading = head.loading("r")
+    found = head.rig.ask(loading, cm.Loaded)
+    assert found.boundary == 16
+    assert len(found.pieces) == 4 + 2 * RANKS // ranks
+
+
+def test_ranks_that_sit_otherwise_gather_what_they_need(twins: Twinned) -> None:
+    """One rank at b1, three at b2: those need one shard of a1, and two of a2."""
+    ranks = engine_of(twins.nodes, ("b1", "b2"), hybrid(4), (4, 1)).ranks
+    asked = plan(ranks[0])
+    twins.locate("b1")
+    ends, questions = twins.agree()
+    assert ends == [16]
+    assert {question.peer for question in questions} >= {"a1", "a2"}
+    assert planned(ranks[0], asked).boundary == 16
+    pulled = [r for p in twins.rig("b2").take(ccm.Pull) for r, _ in p.objects]
+    assert {r.key.shard.start for r in pulled if r.key.part == "recurrent"} == {1, 2, 3}
+
+
+def test_of_what_some_could_resume_the_deepest_is_told(twins: Twinned) -> None:
+    """Rank 0 could go on at 16, rank 1 too, rank 2 at 8 only: 16, and what the first two need."""
+    stray = Client(twins.rig("a1"), hybrid(4), ranks=RANKS, rank=2).attach()
+    saved(stray, 8)
+    (head, *_) = on_one_node(twins, RANKS)
+    plan(head)
+    (question,) = head.rig.take(ccm.Locate)
+    assert question.some
+    answer = twins.nodes.ask("b1", msgspec.structs.replace(question, peer="a1"))
+    assert answer is not None
+    assert answer.boundary == 16
+    states = {r.key.shard.start for r in answer.records if r.key.part == "recurrent"}
+    assert states == {0, 1}
+    whole = msgspec.structs.replace(question, peer="a1", some=False)
+    assert twins.nodes.ask("b1", whole) == ccm.Located(0, [])
+
+
+def test_what_all_could_resume_comes_first(twins: Twinned) -> None:
+    strays = [Client(twins.rig("a1"), hybrid(4), ranks=RANKS, rank=at).attach() for at in (2, 3)]
+    for stray in strays:
+        saved(stray, 8)
+    saved(twins.one[0], 8)
+    saved(twins.one[1], 8)
+    (head, *_) = on_one_node(twins, RANKS)
+    plan(head)
+    (question,) = head.rig.take(ccm.Locate)
+    answer = twins.nodes.ask("b1", msgspec.structs.replace(question, peer="a1"))
+    assert answer is not None
+    assert (answer.boundary, len(answer.records)) == (8, 2 + 2 * RANKS)
+
+
+def test_a_survey_asks_for_all_ranks(twins: Twinned) -> None:
+    """Each rank is told its own: one would be told of what another has not."""
+    (head, *_) = on_one_node(twins, RANKS)
+    assert head.rig.later(head.surveying("s", head.chain(TOKENS).digests[1:])) is None
+    (question,) = head.rig.take(ccm.Locate)
+    assert not question.some
+
+
+def test_no_more_ranks_are_looked_at_one_by_one_than_may_be() -> None:
+    layout = hybrid(4 * RANKS_MAX)
+    rig = Rig(clustered(pages=300))
+    rig.tell(cev.StandingHeld(inf))
+    ranks = [
+        Client(rig, layout, ranks=4 * RANKS_MAX, rank=at).attach() for at in range(2 * RANKS_MAX)
+    ]
+    for rank in ranks:
+        chain = rank.chain(TOKENS)
+        rank.save("s", rank.offers(chain, 4))
+    shelf = rig.machine._books.catalog.shelves[ranks[0].namespace.digest]
+    sought = Sought("r", list(chain.digests[1:]), 20, 4 * RANKS_MAX, ("native",), reshard=False)
+    found = for_some(route_of(shelf, layout, sought), 4 * RANKS_MAX, in_host=True)
+    assert found.position == 0
+    assert len({item.slot.shard for item in found.items}) == RANKS_MAX
+    assert len(found.items) == 2 * RANKS_MAX + 1, "one of KV, for all"
+
+
+def test_a_way_to_split_that_there_is_not_is_not_looked_for() -> None:
+    """Of three units no power of two is a part."""
+    twins = twinned()
+    layout = hybrid(3)
+    saved(Client(twins.rig("a1"), layout, ranks=3, rank=0).attach(), 16)
+    twins.gossip()
+    (head, *_) = on_one_node(twins, 3, layout)
+    assert resumed(twins, head, reshard=True) == 0
+    assert twins.nodes.pull("b1") == 4 + 2
+    twins.rig("b1").tell(cev.PeerLeft(-1))
+    head.release("r")

@@ -1,0 +1,64 @@
+"""What lies here of a prompt for some of the ranks that another node asks about: what the others need may
+lie elsewhere."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from tiercache.core.catalog import Item
+from tiercache.core.cluster.walking import Asker
+from tiercache.core.route import Route
+from tiercache.state import Shard
+
+RANKS_MAX: Final = 16
+"""Ranks that are looked at one by one."""
+
+FINER_MAX: Final = 8
+"""With resharding, the ranks of engines with so many times as many of them are looked at, too: what some of
+those have is part of what a rank needs."""
+
+
+class Found(NamedTuple):
+    """The deepest position that can be resumed, -1 for none, and the objects that it rests on."""
+
+    position: int
+    items: list[Item]
+
+
+def for_all(route: Route, ranks: int, *, in_host: bool) -> Found:
+    """Return what all ranks that count could resume; `in_host`: from memory."""
+    asker = Asker(ranks)
+    position = route.deepest(asker, in_host=in_host, all_ranks=True)
+    return Found(position, route.chosen(asker, position, all_ranks=True))
+
+
+def for_some(route: Route, ranks: int, *, in_host: bool) -> Found:
+    """Return what is deepest of what any of the ranks that count could resume, and all that those rest on
+    that can resume there. Afterwards no ranks count on the route."""
+    ways, route.reshard = list(islice(_ways(route, ranks), RANKS_MAX)), False
+    best, items = -1, dict[Item, None]()
+    for asker in ways:
+        route.here = (asker.rank, asker.rank + 1)
+        found = for_all(route, asker.ranks, in_host=in_host)
+        if found.position > best:
+            best, items = found.position, {}
+        if found.position == best:
+            items |= dict.fromkeys(found.items)
+    return Found(best, list(items))
+
+
+def _ways(route: Route, ranks: int) -> Iterator[Asker]:
+    """Yield the ranks that anything was ever stored for here of every part, those of finer ways to split
+    last."""
+    parts, (first, stop) = route.layout.parts, route.here
+    for times in (1 << power for power in range(FINER_MAX.bit_length() if route.reshard else 1)):
+        finer = ranks * times
+        if any(part.units % finer and finer % part.units for part in parts):
+            return
+        for rank in range(first * times, (stop or ranks) * times):
+            if all(_is_known(route, part.name, part.shards(finer)[rank]) for part in parts):
+                yield Asker(finer, rank)
+
+
+def _is_known(route: Route, part: str, shard: Shard) -> bool:
+    return any((part, shard, codec) in route.shelf.slots for codec in route.codecs)
