@@ -298,6 +298,8 @@ class Fleet:
             if not choices:
                 break
             self.rng.choice(choices)()
+        if self.pool is not None:
+            self.pool.ended = True
         for member in self.members.values():
             for other in self.members.values():
                 member.world.node.hear(cev.PeerLeft(other.session))

@@ -67,6 +67,7 @@ class SimPool:
         self.moods = moods
         self.counts = counts
         self.away = False
+        self.ended = False  # What is wanted fails at once.
         self.objects: dict[Space, dict[Key, tuple[Record, bytes]]] = {}
         self.sets: dict[Space, dict[bytes, list[tuple[int, list[Record]]]]] = {}
         self.marks: dict[bytes, int] = {}
@@ -118,6 +119,9 @@ class SimPool:
     def send(self, member: Member, command: ccm.Locate | ccm.Pull | ccm.Deposit) -> None:
         """A node wants something."""
         self.counts[f"pool {type(command).__name__}"] += 1
+        if self.ended:
+            member.world.node.outcomes.append(_failed(command))
+            return
         self.jobs.append(Job(member, member.boot, command))
 
     def flush(self, member: Member, command: ccm.FlushPool) -> None:
@@ -245,6 +249,18 @@ class SimPool:
             self._end(job, cev.Deposited(asked.job, None))
         else:
             self._end(job, cev.Deposited(asked.job, Fault.MISSING))
+
+
+def _failed(
+    command: ccm.Locate | ccm.Pull | ccm.Deposit,
+) -> cev.LocateEnded | cev.Pulled | cev.Deposited:
+    match command:
+        case ccm.Locate(job=job):
+            return cev.LocateEnded(job, 0, [], Fault.IO)
+        case ccm.Pull(job=job, objects=objects):
+            return cev.Pulled(job, [Fault.IO] * len(objects))
+        case ccm.Deposit(job=job):
+            return cev.Deposited(job, Fault.IO)
 
 
 def calm(rng: random.Random, swarm: Swarm) -> Swarm:
