@@ -78,6 +78,16 @@ def test_with_resharding_ranks_gather_parts_of_what_they_need(twins: Twinned, ra
     assert len(found.pieces) == 4 + 2 * RANKS // ranks
 
 
+def test_with_resharding_ranks_gather_more_than_each_needs() -> None:
+    """Engine A has two ranks, on two nodes; the four of B need a half each of what one of those has."""
+    twins = twinned()
+    save(engine_of(twins.nodes, ("a1", "a2"), hybrid(4), (2, 1)).ranks, 16)
+    twins.gossip()
+    (head, *_) = on_one_node(twins, RANKS)
+    assert resumed(twins, head, reshard=True) == 16
+    assert twins.nodes.pull("b1") == 4 + 2 * 2
+
+
 def test_ranks_that_sit_otherwise_gather_what_they_need(twins: Twinned) -> None:
     """One rank at b1, three at b2: those need one shard of a1, and two of a2."""
     ranks = engine_of(twins.nodes, ("b1", "b2"), hybrid(4), (4, 1)).ranks

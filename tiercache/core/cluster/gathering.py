@@ -13,9 +13,9 @@ from tiercache.state import Shard
 RANKS_MAX: Final = 16
 """Ranks that are looked at one by one."""
 
-FINER_MAX: Final = 8
-"""With resharding, the ranks of engines with so many times as many of them are looked at, too: what some of
-those have is part of what a rank needs."""
+TIMES_MAX: Final = 8
+"""With resharding, the ranks of engines with so many times as many of them, or as few, are looked at, too:
+what some of those have is of use."""
 
 
 class Found(NamedTuple):
@@ -48,16 +48,18 @@ def for_some(route: Route, ranks: int, *, in_host: bool) -> Found:
 
 
 def _ways(route: Route, ranks: int) -> Iterator[Asker]:
-    """Yield the ranks that anything was ever stored for here of every part, those of finer ways to split
+    """Yield the ranks that anything was ever stored for here of every part; those of other ways to split
     last."""
     parts, (first, stop) = route.layout.parts, route.here
-    for times in (1 << power for power in range(FINER_MAX.bit_length() if route.reshard else 1)):
-        finer = ranks * times
-        if any(part.units % finer and finer % part.units for part in parts):
-            return
-        for rank in range(first * times, (stop or ranks) * times):
-            if all(_is_known(route, part.name, part.shards(finer)[rank]) for part in parts):
-                yield Asker(finer, rank)
+    stop = stop or ranks
+    times = [1 << power for power in range(1, TIMES_MAX.bit_length())] if route.reshard else []
+    finer = [(ranks * by, first * by, stop * by) for by in times]
+    coarser = [(ranks // by, first // by, -(-stop // by)) for by in times if ranks % by == 0]
+    for split, low, high in [(ranks, first, stop), *finer, *coarser]:
+        if all(part.units % split == 0 or split % part.units == 0 for part in parts):
+            for rank in range(low, high):
+                if all(_is_known(route, part.name, part.shards(split)[rank]) for part in parts):
+                    yield Asker(split, rank)
 
 
 def _is_known(route: Route, part: str, shard: Shard) -> bool:

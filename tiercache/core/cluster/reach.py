@@ -305,6 +305,7 @@ class Reach:
         own = {asked.session for asked in waiting if not isinstance(asked, AgreeAsked)}
         assert own <= self._books.sessions.keys()
         assert all(held.asked for held in self._held.values()), "a question of nobody"
+        assert all(held.search.job == job for job, held in self._held.items()), "two at once"
         assert len(self._recent) <= self._books.limits.surveys_max
 
 
