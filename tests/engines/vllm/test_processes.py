@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -72,20 +73,26 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     server.kill()
 
 
+def has_all(node: NodeProcess) -> bool:
+    """Return whether a node holds all that a rank stores of the prompt."""
+    return node.counter("commits") == OBJECTS_PER_RANK
+
+
+def member(new_node: NewNode, etcd: EtcdServer, cluster: str, name: str) -> NodeProcess:
+    """Return a new node of a cluster."""
+    settings: dict[str, Json] = {
+        "name": cluster, "node": name, "listen": f"127.0.0.1:{free_port()}", "etcd": (etcd.url,),
+        "answer_s_max": 5.0, "ttl_s": 30,
+    }  # fmt: skip
+    return new_node(cluster=settings)
+
+
 @pytest.mark.skipif(shutil.which("etcd") is None, reason="needs etcd (Debian: etcd-server)")
 def test_ranks_whose_nodes_are_two(
     new_engine: NewEngine, new_node: NewNode, etcd: EtcdServer
 ) -> None:
     """Each rank has what it stored, on its own node; one boundary holds for both, or none."""
-    one, other = (
-        new_node(
-            cluster={
-                "name": "seats", "node": name, "listen": f"127.0.0.1:{free_port()}",
-                "etcd": (etcd.url,), "answer_s_max": 5.0, "ttl_s": 30,
-            }
-        )
-        for name in ("one", "other")
-    )  # fmt: skip
+    one, other = (member(new_node, etcd, "seats", name) for name in ("one", "other"))
     assert eventually(lambda: one.gauge("peers") == other.gauge("peers") == 1)
     seats = {"one": (0, 1), "other": (1, 2)}
     engine = start(new_engine, one, second=other, seats=seats)
@@ -105,6 +112,33 @@ def test_ranks_whose_nodes_are_two(
     (third,) = engine.generate(IDS)
     assert third["cached"] == 0
     assert third["tokens"] == first["tokens"]
+    engine.close()
+
+
+@pytest.mark.skipif(shutil.which("etcd") is None, reason="needs etcd (Debian: etcd-server)")
+def test_engines_whose_ranks_have_two_nodes_each_reuse_one_another(
+    new_engine: NewEngine, new_node: NewNode, etcd: EtcdServer
+) -> None:
+    """Each rank of the second one loads what the rank of its number has stored on a node of the first."""
+    names = ("a1", "a2", "b1", "b2")
+    nodes = {name: member(new_node, etcd, "twins", name) for name in names}
+    assert eventually(lambda: all(node.gauge("peers") == 3 for node in nodes.values()))
+    engine = start(new_engine, nodes["a1"], second=nodes["a2"], seats={"a1": (0, 1), "a2": (1, 2)})
+    (first,) = engine.generate(IDS)
+    for node in (nodes["a1"], nodes["a2"]):
+        assert eventually(partial(has_all, node))
+    engine.close()
+    engine = start(new_engine, nodes["b1"], second=nodes["b2"], seats={"b1": (0, 1), "b2": (1, 2)})
+    engine.generate(prompt(42, 600))  # From then on node b2 knows what model it is.
+    for node in (nodes["b1"], nodes["b2"]):
+        assert eventually(partial(has_all, node))
+    (second,) = engine.generate(IDS)
+    assert second["cached"] == 512
+    assert second["tokens"] == first["tokens"]
+    assert difference(first, second) < 1e-6
+    for name in ("b1", "b2"):
+        assert nodes[name].counter("peer_read_bytes") > 0
+        assert has_all(nodes[name]), "what came from others is not saved again"
     engine.close()
 
 
