@@ -8,7 +8,7 @@ import pytest
 from tiercache.core import commands as cm
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
-from tiercache.core.cluster.gathering import RANKS_MAX, for_some
+from tiercache.core.cluster.gathering import RANKS_MAX, SPLIT_MAX, for_some
 from tiercache.core.cluster.walking import Sought, route_of
 from tiercache.state import Layout
 from tiercache.testing.sim.asking import plan, planned
@@ -156,6 +156,23 @@ def test_no_more_ranks_are_looked_at_one_by_one_than_may_be() -> None:
     assert found.position == 0
     assert len({item.slot.shard for item in found.items}) == RANKS_MAX
     assert len(found.items) == 2 * RANKS_MAX + 1, "one of KV, for all"
+
+
+def test_finer_ways_end_somewhere() -> None:
+    """Whoever asks names any number of ranks; few engines have that many."""
+    layout = hybrid(4 * SPLIT_MAX)
+    rig = Rig(clustered())
+    rig.tell(cev.StandingHeld(inf))
+    splits = (SPLIT_MAX, 2 * SPLIT_MAX)
+    fine, finer = (Client(rig, layout, ranks=split).attach() for split in splits)
+    for client, end in ((fine, 4), (finer, 8)):
+        saved(client, end)
+    shelf = rig.machine._books.catalog.shelves[fine.namespace.digest]
+    digests = list(fine.chain(TOKENS).digests[1:])
+    for ranks, position in ((SPLIT_MAX // 2, 0), (SPLIT_MAX, 0), (2 * SPLIT_MAX, 1)):
+        sought = Sought("r", digests, 20, ranks, ("native",), reshard=True)
+        found = for_some(route_of(shelf, layout, sought), ranks, in_host=True)
+        assert found.position == position
 
 
 def test_a_way_to_split_that_there_is_not_is_not_looked_for() -> None:

@@ -138,6 +138,19 @@ def test_what_was_found_for_one_plan_is_there_for_the_next(twins: Twinned) -> No
     assert planned(twins.head, asked).boundary == 16
 
 
+def test_nothing_deeper_is_looked_for_than_the_head_may_use(twins: Twinned) -> None:
+    save(twins.one, 8, 16)
+    save(twins.other[:2], 8, 16)
+    twins.gossip()
+    plan(twins.head)
+    (question,) = twins.head.rig.take(ccm.Agree)
+    assert question.ends == [8, 16]
+    brief = msgspec.structs.replace(question, limit=8)
+    call = twins.nodes.assenting("b1", brief)
+    assert {asked.limit for asked in twins.locate("b2")} == {8}
+    assert twins.nodes.assented(brief, call) == [8]
+
+
 def test_a_node_of_the_engine_joins_what_two_others_have(twins: Twinned) -> None:
     """Node a2 has the end of the prompt, b2 has nothing, and a1 has all for everybody up to 8."""
     save(twins.other[:2], 8, 16)

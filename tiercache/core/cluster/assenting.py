@@ -92,7 +92,8 @@ class Assenting:
         asker, wanted = Asker(asked.ranks, asked.first), frozenset(asked.ends)
         held = (route.positions[at] for at in route.resumable(asker, route.deepest_known()))
         boundary = next((end for end in held if end in wanted), 0)
-        digests = asked.digests[: max(wanted, default=0) // route.layout.block_tokens]
+        deepest = min(max(wanted, default=0), asked.limit)
+        digests = asked.digests[: deepest // route.layout.block_tokens]
         whole = partial(route.whole, asker)
         question = Question(asked, route.shelf, digests, 0, boundary, whole)
         return self._reach.ask(search, question, now)

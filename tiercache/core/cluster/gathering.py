@@ -13,6 +13,9 @@ from tiercache.state import Shard
 RANKS_MAX: Final = 16
 """Ranks that are looked at one by one."""
 
+SPLIT_MAX: Final = 256
+"""Finer ways to split than into so many are not looked for."""
+
 TIMES_MAX: Final = 8
 """With resharding, the ranks of engines with so many times as many of them, or as few, are looked at, too:
 what some of those have is of use."""
@@ -56,10 +59,14 @@ def _ways(route: Route, ranks: int) -> Iterator[Asker]:
     finer = [(ranks * by, first * by, stop * by) for by in times]
     coarser = [(ranks // by, first // by, -(-stop // by)) for by in times if ranks % by == 0]
     for split, low, high in [(ranks, first, stop), *finer, *coarser]:
-        if all(part.units % split == 0 or split % part.units == 0 for part in parts):
-            for rank in range(low, high):
-                if all(_is_known(route, part.name, part.shards(split)[rank]) for part in parts):
-                    yield Asker(split, rank)
+        odd = any(part.units % split and split % part.units for part in parts)
+        if odd or split > max(ranks, SPLIT_MAX):
+            continue
+        shards = [part.shards(split) for part in parts]
+        for rank in range(low, high):
+            own = zip(parts, shards, strict=True)
+            if all(_is_known(route, part.name, each[rank]) for part, each in own):
+                yield Asker(split, rank)
 
 
 def _is_known(route: Route, part: str, shard: Shard) -> bool:
