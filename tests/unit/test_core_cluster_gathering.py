@@ -101,6 +101,20 @@ def test_ranks_that_sit_otherwise_gather_what_they_need(twins: Twinned) -> None:
     assert {r.key.shard.start for r in pulled if r.key.part == "recurrent"} == {1, 2, 3}
 
 
+def test_half_of_what_a_node_has_is_of_use() -> None:
+    """Engine A has two ranks; of the four of B three sit at b1, and the third needs half a shard of a2."""
+    twins = twinned()
+    save(engine_of(twins.nodes, ("a1", "a2"), hybrid(4), (2, 1)).ranks, 16)
+    twins.gossip()
+    ranks = engine_of(twins.nodes, ("b1", "b2"), hybrid(4), (4, 3)).ranks
+    asked = ranks[0].planning("r", ranks[0].chain(TOKENS))
+    asked = msgspec.structs.replace(asked, reshard=True)
+    assert ranks[0].rig.later(asked) is None
+    twins.locate("b1")
+    assert twins.agree()[0] == [16]
+    assert planned(ranks[0], asked).boundary == 16
+
+
 def test_of_what_some_could_resume_the_deepest_is_told(twins: Twinned) -> None:
     """Rank 0 could go on at 16, rank 1 too, rank 2 at 8 only: 16, and what the first two need."""
     stray = Client(twins.rig("a1"), hybrid(4), ranks=RANKS, rank=2).attach()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiercache.core.cluster.breaker import Breaker
-from tiercache.core.cluster.peers import Peers
+from tiercache.core.cluster.peers import Peers, Whom
 from tiercache.core.cluster.summary import Own
 from tiercache.core.limits import Clustering
 from tiercache.state.names import packed, short, unpacked
@@ -109,6 +109,22 @@ def test_what_moves_between_tiers_is_told_anew() -> None:
 
 
 # --- what others told
+
+
+@pytest.mark.parametrize("last", ["a", "b"])
+def test_who_is_unlikely_to_have_it_comes_after_who_lacked_it_once(last: str) -> None:
+    peers, digests = Peers(LIMITS), chain(1, 3)
+    peers.members({"a": "1", "b": "1"})
+    for name in "ab":
+        told(peers, name, [digests[2]])
+    ranks = (SPACE, 4, 0, 2)
+    whom = Whom(ranks, lambda name, count: True, frozenset({last}))
+    other = "b" if last == "a" else "a"
+    peer = peers.get(other)
+    assert peer is not None
+    peer.lacks(ranks, nothing=True)
+    _, found = peers.deepest(SPACE, digests, 0, 0, whom)
+    assert [each.name for each in found] == [other, last]
 
 
 def told(peers: Peers, name: str, digests: list[bytes]) -> None:

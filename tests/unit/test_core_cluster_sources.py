@@ -221,6 +221,30 @@ def test_the_one_a_request_comes_from_is_asked_first_and_once(nodes: Nodes, here
     assert first(nodes).peer == "c"
 
 
+def test_where_nothing_deeper_is_of_use_the_one_it_comes_from_is_not_asked(
+    nodes: Nodes, here: Client
+) -> None:
+    saved(here, 16)
+    asked = msgspec.structs.replace(here.planning("r", here.chain(TOKENS)), source="b")
+    assert here.rig.ask(asked, cm.Planned).boundary == 16
+    assert here.rig.take(ccm.Locate) == []
+
+
+def test_what_a_survey_was_given_counts_from_the_beginning_too(nodes: Nodes, here: Client) -> None:
+    """Node b has said all it has, and it is on its way: it is not asked for more."""
+    saved(at(nodes, "b"), 12)
+    told(here, "b", 16)
+    asked = here.surveying("s", here.chain(TOKENS).digests[3:])
+    assert here.rig.later(asked) is None
+    question = first(nodes)
+    there = nodes.ask("a", question)
+    assert there is not None
+    assert there.boundary == 4
+    nodes.answer("a", question.job, there)
+    assert here.rig.take(ccm.Locate) == []
+    assert (here.session, asked.call) in here.rig.answers
+
+
 def test_what_one_sends_too_slowly_another_may_send_faster(nodes: Nodes, here: Client) -> None:
     for name in "bc":
         saved(at(nodes, name), 8)

@@ -116,6 +116,44 @@ def told(rig: Rig, client: Client, peer: str, *ends: int) -> None:
     rig.tell(cev.PeerTold(peer, "1", 1, True, names, [], since))
 
 
+@pytest.mark.parametrize("shift", range(100, 600, 100))
+def test_the_head_is_not_asked_while_others_may_have_it(twins: Twinned, shift: int) -> None:
+    """Whichever comes first for a prompt: what the head tells is of its own ranks."""
+    tokens = list(range(shift, shift + 20))
+    for rank in (*twins.one, *twins.other[:2]):
+        saved(rank, 16, tokens=tokens)
+    twins.gossip()
+    plan(twins.head, tokens=tokens)
+    ends, questions = twins.agree()
+    assert ends == [16]
+    assert "b1" not in {question.peer for question in questions}
+
+
+def test_one_that_fails_is_not_taken_for_one_that_lacks_it(twins: Twinned) -> None:
+    save(twins.one, 16)
+    twins.gossip()
+    plan(twins.head)
+    (question,) = twins.head.rig.take(ccm.Locate)
+    twins.nodes.answer("b1", question.job, ccm.Located(0, []), Fault.IO)
+    peer = twins.rig("b1").machine.cluster._reach.peers.get(question.peer)
+    assert peer is not None
+    assert not peer.lacked
+
+
+def test_after_an_agreement_nobody_is_looked_for(twins: Twinned) -> None:
+    """Cleared meanwhile, and the plan has waited already: it is answered."""
+    save(twins.other[:2], 8)
+    asked = plan(twins.head)
+    (question,) = twins.head.rig.take(ccm.Agree)
+    save(twins.one, 16)
+    twins.gossip()
+    rig = twins.head.rig
+    rig.later(ev.ClearAsked(900, rig.number(), "", 0))
+    rig.tell(cev.AgreeEnded(question.job, [8], None))
+    assert rig.take(ccm.Locate) == []
+    assert planned(twins.head, asked).boundary == 0
+
+
 def test_a_node_that_fails_is_passed_over(twins: Twinned) -> None:
     save(twins.one, 16)
     twins.gossip()

@@ -9,8 +9,9 @@ from tiercache.core import commands as cm
 from tiercache.core import events as ev
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
+from tiercache.core.cluster import reach
 from tiercache.errors import Fault
-from tiercache.state import Kind, Layout, Record
+from tiercache.state import Key, Kind, Layout, Record, Shard
 from tiercache.testing.sim.asking import flush, plan
 from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.sim.rig import BLOCK, TOKENS, Client, Rig, hybrid, part, saved, small
@@ -120,6 +121,29 @@ def test_one_wrong_record_does_not_decide_where_a_path_stands(
     assert {record.end for record, _ in pull.objects} <= {12, 16}
     assert len(pull.objects) == 3
     assert here.rig.count("peer_asked", "failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "start"),
+    [
+        ([8, 12], 4),
+        ([8, 16], 4),
+        ([16, 12], 4),
+        ([0], 0),
+        ([6], 0),
+        ([2, 6], 0),
+        ([], 0),
+        ([12, 6, 6], 8),
+    ],
+)
+def test_where_most_say(here: Client, ends: list[int], start: int) -> None:
+    """Each record is of the block that ends at 4, 8 and so on of the path, and says that it ends there."""
+    digests = path(here)
+    records = [
+        Record(Key(bytes(32), "kv", Shard(0, 1), "native", digest), 0, end, 1, bytes(16), "w", 0.0)
+        for digest, end in zip(digests, ends, strict=False)
+    ]
+    assert reach._start(records, digests, 4) == start
 
 
 def test_what_is_held_says_where_a_path_stands(nodes: Nodes, here: Client, there: Client) -> None:

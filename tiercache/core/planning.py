@@ -147,8 +147,6 @@ class Planning:
             route.search = _search(session, asked, route, now)
         elif self._reach.is_asking(route.search):
             return False
-        if route.agreed is not None:  # What others have of it was not asked yet.
-            position = next(route.resumable(session, route.deepest_known()), -1)
         digests = asked.digests[: asked.limit // route.layout.block_tokens]
         whole = partial(route.whole, session)
         boundary = _at(route, position)

@@ -99,6 +99,6 @@ class Search:
         """Return until when the answer of whom is asked now is waited for, who may take `within_s`.
         `next_s`: what the next one might take, 0 without one; it is left some of the time."""
         until = min(self._end(0.0), now + within_s)
-        if next_s and self._left and self._end(next_s) <= until:
+        if next_s and self._end(next_s) <= until:
             until -= NEXT_SHARE * (until - now)
         return until
