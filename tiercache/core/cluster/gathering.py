@@ -38,7 +38,7 @@ def for_all(route: Route, ranks: int, *, in_host: bool) -> Found:
 def for_some(route: Route, ranks: int, *, in_host: bool) -> Found:
     """Return what is deepest of what any of the ranks that count could resume, and all that those rest on
     that can resume there. Afterwards no ranks count on the route."""
-    ways, route.reshard = list(islice(_ways(route, ranks), RANKS_MAX)), False
+    ways = list(islice(_ways(route, ranks), RANKS_MAX))
     best, items = -1, dict[Item, None]()
     for asker in ways:
         route.here = (asker.rank, asker.rank + 1)
