@@ -221,6 +221,20 @@ def test_the_one_a_request_comes_from_is_asked_first_and_once(nodes: Nodes, here
     assert first(nodes).peer == "c"
 
 
+def test_the_one_a_request_comes_from_is_not_asked_when_the_time_is_over(
+    nodes: Nodes, here: Client
+) -> None:
+    """It was not named when the request planned first."""
+    told(here, "c", 8)
+    asked = plan(here)
+    here.rig.wait(WAIT_S)
+    assert planned(here, asked).boundary == 0
+    here.rig.take(ccm.Locate)
+    again = msgspec.structs.replace(here.planning("r", here.chain(TOKENS)), source="b")
+    assert here.rig.ask(again, cm.Planned).boundary == 0
+    assert here.rig.take(ccm.Locate) == []
+
+
 def test_where_nothing_deeper_is_of_use_the_one_it_comes_from_is_not_asked(
     nodes: Nodes, here: Client
 ) -> None:

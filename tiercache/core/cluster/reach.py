@@ -159,15 +159,20 @@ class Reach:
         if above >= len(digests):
             return 0, None
 
+        def has_time(name: str) -> bool:
+            return search.has_time(now, self._within_s(name))
+
         def allows(name: str, count: int) -> bool:
-            return (
-                (search.ends is None or count * step in search.ends)
-                and search.has_time(now, self._within_s(name))
-                and search.allows(name, count, question.whole)
-            )
+            of_use = search.ends is None or count * step in search.ends
+            return of_use and has_time(name) and search.allows(name, count, question.whole)
 
         source = self._peers.get(question.source) if question.source else None
-        if source is not None and source.breaker.may_ask(now) and not search.has_asked(source.name):
+        if (
+            source is not None
+            and source.breaker.may_ask(now)
+            and has_time(source.name)
+            and not search.has_asked(source.name)
+        ):
             return len(digests), source
         whom = Whom((shelf.digest, *search.seat), allows, search.last)
         count, peers = self._peers.deepest(shelf.digest, digests, above, now, whom)
