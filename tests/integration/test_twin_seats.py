@@ -94,7 +94,9 @@ def test_engines_on_two_nodes_each_resume_what_the_other_computed(
 ) -> None:
     for rank in engines["a"]:
         rank.save(1, SHALLOW, DEEP)
-    assert comes_to_resume(engines["b"], "b2", 1)
+    assert town.heard("b1", 4)
+    assert town.heard("b2", 4)
+    assert resumed(engines["b"], "b2", 1) == DEEP
     for name, rank in zip(("b1", "b2"), engines["b"], strict=True):
         assert town.nodes[name].counter("peer_read_bytes") == sum(
             len(blob.data) for blob in rank.blobs(1, DEEP)
