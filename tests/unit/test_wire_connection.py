@@ -52,6 +52,7 @@ FROM_CLIENT: list[wire.FromClient] = [
     sharing.Where(2, b"", "l", "s", b"c" * 32, 4, 4, ["native"], True),
     clustering.ClearAll(2, "ab", 100),
     clustering.Members(2),
+    clustering.ShareAll(2, "-", 0.5, None),
     wire.Commit([1, 2]),
     wire.Cancel([3]),
     wire.Release(["r"]),
