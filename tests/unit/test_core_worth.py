@@ -244,6 +244,9 @@ def test_a_short_prefix_that_could_never_pay_is_not_written() -> None:
     short, long = client.chain(other[:4]), client.chain(other[:9])
     client.save("short", client.offers(short, 4))
     assert writes(client) == []
+    assert rig.count("writeback_dropped", "slower_than_recompute") == 2
+    client.plan("once more", short)  # Each object counts once.
+    assert rig.count("writeback_dropped", "slower_than_recompute") == 2
     client.save("long", client.offers(long, 8))
     assert writes(client) == [("kv", 8), ("s", 8)]
     client.plan("again", long)
@@ -251,6 +254,7 @@ def test_a_short_prefix_that_could_never_pay_is_not_written() -> None:
     tail = client.chain([9, 9, 9])
     client.save("tail", client.offers(tail, 3))
     assert writes(client) == []  # Nor a partial block, whatever else is there.
+    assert rig.count("writeback_dropped", "slower_than_recompute") == 4
 
 
 def test_what_nobody_attached_for_may_pay() -> None:

@@ -82,6 +82,7 @@ class Item:
         "start",
         "status",
         "target",
+        "too_slow",
         "users",
         "writer",
     )
@@ -95,6 +96,7 @@ class Item:
         self.host: Extent | None = None
         self.nvme: Extent | None = None
         self.target: Extent | None = None
+        self.too_slow = False  # Once kept from NVMe since it would come back too slowly, and counted.
         self.status = Status.WRITING
         self.users = 0
         self.checksum = b""

@@ -107,10 +107,13 @@ class WriteBack:
             for item in entry.items.values():
                 if item.host is None or item.nvme is not None or item.queued:
                     continue
-                # Of an end of its own the disk would not know.
-                pays = self._worth.pays(entry.shelf, self._needed_by(item, way))
-                if pays and not expiry.is_own(item):
+                if expiry.is_own(item):  # The disk would not know of its end.
+                    continue
+                if self._worth.pays(entry.shelf, self._needed_by(item, way)):
                     self._enqueue(item)
+                elif not item.too_slow:  # Asked at every sight, counted once.
+                    item.too_slow = True
+                    self._books.counters.add("writeback_dropped", "slower_than_recompute")
 
     def _needed_by(self, item: Item, way: int) -> int:
         """Return the deepest boundary that is known to need an object: of a snapshot and of a partial
