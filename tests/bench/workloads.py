@@ -196,8 +196,23 @@ def reasked(draft: Draft) -> None:
             at += 2.0 + chance.lognormvariate(0.0, 1.0) * 40
 
 
+def chatty(draft: Draft) -> None:
+    """Conversations in short sentences: most turns add less than a page."""
+    chance = draft.chance
+    for _ in range(500):
+        at = chance.uniform(0, DAY_S)
+        tokens = draft.length(1_500)
+        path = draft.pages.new(tokens)
+        for _ in range(chance.randint(1, 20)):
+            draft.ask(at, path)
+            tokens += int(90 * chance.lognormvariate(0.0, 0.7))
+            while (len(path) + 1) * PAGE <= tokens:
+                path = path + draft.pages.new(PAGE)
+            at += 2.0 + chance.lognormvariate(0.0, 1.0) * 45
+
+
 SHAPES = (
-    documents, fanout, floods, diurnal, shifting, bursts, rounds, turning, few, reasked,
+    documents, fanout, floods, diurnal, shifting, bursts, rounds, turning, few, reasked, chatty,
 )  # fmt: skip
 
 
