@@ -8,7 +8,14 @@ import pytest
 
 from tiercache.core.cost import EVEN
 from tiercache.core.policy import reuse as module
-from tiercache.core.policy.hazards import BUCKETS, FIRST_S, Hazards, bucket_end, bucket_of
+from tiercache.core.policy.hazards import (
+    BUCKETS,
+    FIRST_S,
+    Hazards,
+    _smoothed,
+    bucket_end,
+    bucket_of,
+)
 from tiercache.core.policy.reuse import RENEW_VISITS, Ghost, Reuse
 from tiercache.core.policy.visits import Shape, Tree, Visit
 
@@ -75,6 +82,24 @@ def test_it_waits_for_the_peak_and_gives_up_after_it() -> None:
     assert near > before > after
 
 
+def test_counts_are_taken_together_with_their_neighbours() -> None:
+    """What one bucket counted is half there, and a quarter on either side; nothing is lost at the ends."""
+    assert _smoothed([0.0, 0.0, 4.0, 0.0, 0.0]) == [0.0, 1.0, 2.0, 1.0, 0.0]
+    assert _smoothed([4.0, 0.0, 0.0]) == [3.0, 1.0, 0.0]
+    assert _smoothed([0.0, 0.0, 8.0]) == [0.0, 2.0, 6.0]
+    hazards = Hazards((1, 1))
+    middle = bucket_of(60.0)
+    for _ in range(500):
+        hazards.used(0, middle)
+    for bucket in range(BUCKETS):
+        hazards.reached(0)[bucket] += 500
+    hazards.renew()
+    learned = hazards._hazards(0)
+    low, high = learned[middle - 1], learned[middle + 1]
+    assert math.isclose(low, high, rel_tol=1e-6)
+    assert 5 * learned[middle - 2] < low < learned[middle]
+
+
 def test_a_class_with_few_counts_leans_on_its_like() -> None:
     hazards = Hazards((4, 28))
     for _ in range(500):
@@ -139,6 +164,37 @@ def test_a_short_start_is_shared_and_then_popular() -> None:
     assert set(seen[3:7]) == {module.POPULAR}
     assert set(seen[7:31]) == {module.POPULAR + 1}
     assert set(seen[31:]) == {module.POPULAR + 2}
+
+
+def test_turns_that_end_in_the_same_block_end_turns() -> None:
+    """What is added is less than a block: the boundary is still what will be continued."""
+    reuse = Reuse(100)
+    first = visit("abcd", 0.0)
+    reuse.visit(first)
+    ghost = reuse.ghost(first, 4)
+    seen = []
+    for number in range(1, 4):
+        reuse.visit(visit("abcd", 10.0 * number))
+        seen.append((kind_of(ghost), ghost.turn, ghost.uses))
+    early, later = module.EARLY, module.LATER
+    assert seen == [(early, 1, 1), (early, 2, 2), (later, 3, 3)]
+    assert math.isclose(ghost.pause, 10.0)
+    reuse.visit(visit("abcd", 40.0))  # So often, it is something else.
+    assert (kind_of(ghost), ghost.uses) == (module.POPULAR, 4)
+
+
+def test_after_turns_in_the_same_block_a_boundary_is_continued_once() -> None:
+    reuse = Reuse(100)
+    reuse.visit(visit("abcd", 0.0))
+    ghost = reuse.ghost(visit("abcd", 0.0), 4)
+    reuse.visit(visit("abcd", 10.0))
+    longer = visit("abcde", 20.0)
+    reuse.visit(longer)
+    assert (kind_of(ghost), ghost.uses) == (module.CONTINUED, 2)
+    after = reuse.ghost(longer, 5)
+    assert (kind_of(after), after.turn) == (module.EARLY, 2)
+    reuse.visit(visit("abcd", 30.0))  # Once continued, the same prompt is no turn.
+    assert (kind_of(ghost), ghost.uses) == (module.JUNCTION, 3)
 
 
 def test_a_fork_is_a_junction() -> None:

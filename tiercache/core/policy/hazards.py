@@ -4,6 +4,8 @@ Ages are cut into buckets that grow by a quarter of an octave. For each class an
 many came to its end or were used in it, and how many were used: their quotient is the hazard. What is
 still waiting counts too, so rare and slow reuse is not mistaken for none. A class with few counts
 leans on the coarser one around it, scaled by how much more often than that one it was used so far.
+Counts are taken together with those of the two buckets beside them (a kernel, as usual for hazards): the
+largest ratio of many would otherwise often be chance.
 
 The index of a class at an age is the largest ratio, over all horizons, of the chance to be used by then
 to the expected time until then: what keeping it earns for each second (Gittins, 1979).
@@ -59,6 +61,11 @@ class _Counts:
         self.reached = [a + b for a, b in zip(self.reached, other.reached, strict=True)]
         self.hits = [a + b for a, b in zip(self.hits, other.hits, strict=True)]
 
+    def smoothed(self) -> "_Counts":
+        counts = _Counts()
+        counts.reached, counts.hits = _smoothed(self.reached), _smoothed(self.hits)
+        return counts
+
 
 class Hazards:
     """Counts by class, and the index they give. A class is a number; dividing it by each of `coarser` makes
@@ -102,6 +109,9 @@ class Hazards:
         for number, counts in self._middle.items():
             kind = number * self._fine // self._coarse
             self._kinds.setdefault(kind, _Counts()).add(counts)
+        for coarse in (self._middle, self._kinds):
+            for number, counts in coarse.items():
+                coarse[number] = counts.smoothed()
         every = _Counts()
         for counts in self._kinds.values():
             every.add(counts)
@@ -136,7 +146,16 @@ class Hazards:
                 self._kind_hazards[top] = _lean(self._kinds.get(top), self._all)
             above = self._kind_hazards[top]
             found = self._middle_hazards[middle] = _lean(self._middle.get(middle), above)
-        return _lean(self._counts.get(kind), found)
+        counts = self._counts.get(kind)
+        return found if counts is None else _lean(counts.smoothed(), found)
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    """Return each value as half of it and a quarter of both its neighbours; at the ends, of itself."""
+    before, after = [values[0], *values[:-1]], [*values[1:], values[-1]]
+    return [
+        (low + 2 * value + high) / 4 for low, value, high in zip(before, values, after, strict=True)
+    ]
 
 
 def _lean(counts: _Counts | None, coarser: list[float]) -> list[float]:

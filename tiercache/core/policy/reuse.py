@@ -17,7 +17,10 @@ FIRST, EARLY, LATER, CONTINUED, SHARED, JUNCTION, POPULAR = range(7)
 """Kinds: the end of a first turn, of the next two, of one after; continued once; begun from once by
 something longer than itself; used more often or a junction; and the rest by powers of eight."""
 
-_KINDS_POPULAR = ((4, JUNCTION), (8, POPULAR), (32, POPULAR + 1))
+USES_FEW = 4
+"""What was used less often may still be the end of a turn, or continued once."""
+
+_KINDS_POPULAR = ((USES_FEW, JUNCTION), (8, POPULAR), (32, POPULAR + 1))
 _KIND_LAST = POPULAR + 2
 _PAUSES = 7  # None yet, then by factors of four from four seconds.
 _SIZES = 4
@@ -199,8 +202,13 @@ class Reuse:
         self._steady.used(ghost.steady, bucket)
         kind = ghost.recent // (_SIZES * _PAUSES)
         ghost.uses += 1
-        if ghost.uses == 1 and kind < CONTINUED:
-            kind = CONTINUED if ghost.depth >= blocks * CONTINUES else SHARED
+        if kind < CONTINUED and ghost.uses < USES_FEW:
+            if ghost.depth == blocks:  # What was added is less than a block: the turn ends here.
+                ghost.turn += 1
+                ghost.pause = pauses[1]
+                kind = EARLY if ghost.turn < EARLY_TURNS else LATER
+            else:
+                kind = CONTINUED if ghost.depth >= blocks * CONTINUES else SHARED
         else:
             kind = next((k for uses, k in _KINDS_POPULAR if ghost.uses < uses), _KIND_LAST)
         ghost.last = now
