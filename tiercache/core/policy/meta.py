@@ -18,9 +18,10 @@ CANDIDATES = (INDEX, RECENT)
 HALF_LIFE = 2000
 """What a shadow saved counts half after so many requests."""
 
-SIGMAS = 1.5
+SIGMAS = 2.5
 """How sure it must be that another one saves more: its lead over the one that is followed, in standard
-deviations of that lead, were it chance."""
+deviations of that lead, were it chance. Leads are looked at after every request, and one that is chance
+wanders: within six half-lives it passes 1.5 deviations in every second run, and 2.5 in one of fifteen."""
 
 RATE: Final = 8
 """Shadows take in one conversation of so many, and are as much smaller (after "SHARDS", Waldspurger et al.,
