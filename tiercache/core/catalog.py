@@ -96,7 +96,7 @@ class Item:
         self.host: Extent | None = None
         self.nvme: Extent | None = None
         self.target: Extent | None = None
-        self.too_slow = False  # Once kept from NVMe since it would come back too slowly, and counted.
+        self.too_slow = False  # Kept from NVMe for that, and counted.
         self.status = Status.WRITING
         self.users = 0
         self.checksum = b""
