@@ -26,7 +26,14 @@ serve: $(READY) ## Run a node in the foreground
 	$(PY) -m tiercache serve $(ARGS)
 
 test: $(READY) ## Run every test, those of tidiness included
+ifeq ($(ARGS),)
+	@# Simulations only compute, and the others wait for processes: together they take the time of one.
+	@nice $(PY) -m pytest tests/sim > $(VENV)/sim.log 2>&1 & sim=$$!; trap "kill $$sim" INT TERM; \
+	$(PY) -m pytest tests --ignore=tests/sim; others=$$?; \
+	wait $$sim; simulated=$$?; cat $(VENV)/sim.log; exit $$((others ? others : simulated))
+else
 	$(PY) -m pytest tests $(ARGS)
+endif
 
 test-engines: $(READY) ## Drive real vLLM and SGLang; each gets an environment outside the checkout, once
 	tests/engines/run vllm $(ARGS)
