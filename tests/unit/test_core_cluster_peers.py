@@ -1,6 +1,7 @@
 """What nodes tell each other of what they could resume, and who is asked."""
 
 import random
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -118,13 +119,65 @@ def test_who_is_unlikely_to_have_it_comes_after_who_lacked_it_once(last: str) ->
     for name in "ab":
         told(peers, name, [digests[2]])
     ranks = (SPACE, 4, 0, 2)
-    whom = Whom(ranks, lambda name, count: True, frozenset({last}))
+    whom = Whom(ranks, lambda name: inf, frozenset({last}))
     other = "b" if last == "a" else "a"
     peer = peers.get(other)
     assert peer is not None
     peer.lacks(ranks, nothing=True)
     _, found = peers.deepest(SPACE, digests, 0, 0, whom)
     assert [each.name for each in found] == [other, last]
+
+
+def test_what_is_told_by_those_only_whom_nobody_may_ask_costs_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long prompt has many boundaries, and all of them may be told by whoever was asked already."""
+    peers, digests = Peers(LIMITS), chain(1, 3)
+    peers.members({"a": "1", "b": "1", "c": "1"})
+    told(peers, "a", digests)
+    monkeypatch.delattr("tiercache.core.cluster.peers.short")
+    asked: list[str] = []
+
+    def nobody(name: str) -> float:
+        asked.append(name)
+        return 0
+
+    assert peers.deepest(SPACE, digests, 0, 0, Whom((SPACE, 1, 0, 0), nobody)) == (0, [])
+    assert asked == ["a"], "once, and of none who told nothing"
+
+
+@pytest.mark.parametrize(
+    ("below", "counts", "found"),
+    [
+        (inf, None, 3),
+        (3, None, 2),
+        (inf, {1, 2, 7}, 2),
+        (2, {1, 2}, 1),
+        (inf, {0, 7}, 0),
+        (1, None, 0),
+    ],
+)
+def test_one_is_asked_for_less_than_it_told_and_for_what_is_of_use(
+    below: float, counts: set[int] | None, found: int
+) -> None:
+    peers, digests = Peers(LIMITS), chain(1, 3)
+    peers.members({"a": "1"})
+    told(peers, "a", digests)
+    of_use = frozenset(counts) if counts is not None else None
+    whom = Whom((SPACE, 1, 0, 0), lambda name: below, counts=of_use)
+    assert peers.deepest(SPACE, digests, 0, 0, whom)[0] == found
+
+
+def test_of_two_each_is_asked_for_less_than_it_lacked() -> None:
+    peers, digests = Peers(LIMITS), chain(1, 3)
+    peers.members({"a": "1", "b": "1"})
+    for name in "ab":
+        told(peers, name, digests[:2] if name == "b" else digests)
+    whom = Whom((SPACE, 1, 0, 0), {"a": 2.0, "b": 3.0}.__getitem__)
+    count, found = peers.deepest(SPACE, digests, 0, 0, whom)
+    assert (count, [peer.name for peer in found]) == (2, ["b"])
+    count, found = peers.deepest(SPACE, digests[:1], 0, 0, whom)
+    assert (count, len(found)) == (1, 2)
 
 
 def told(peers: Peers, name: str, digests: list[bytes]) -> None:

@@ -73,10 +73,11 @@ class Search:
         """Nobody else is asked, whatever becomes known."""
         self._left = 0
 
-    def allows(self, name: str, count: int, whole: Callable[[], int]) -> bool:
-        """Return whether a node may be asked where so many blocks lead; `whole` is what is held here."""
+    def below(self, name: str, whole: Callable[[], int]) -> float:
+        """Return for what is shallower than how many blocks a node may be asked; `whole` is what is held
+        here."""
         known = self._asked.get(name)
-        return known is None or count < known.below or whole() > known.whole
+        return inf if known is None or whole() > known.whole else known.below
 
     def has_asked(self, name: str) -> bool:
         """Return whether a node was asked before."""

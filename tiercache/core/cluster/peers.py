@@ -3,6 +3,7 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
 from tiercache.core.cluster.breaker import Breaker
@@ -43,15 +44,16 @@ class Peer:
 
 
 class Whom(NamedTuple):
-    """Who may be asked: `allows` says of a node, and how many blocks lead to the boundary,
-    whether it may be; nodes in `last` come last."""
+    """Who may be asked: `below` says of a node to fewer than how many blocks a boundary must belong, 0 for
+    none; nodes in `last` come last. `counts`: of how many blocks a boundary is of use; None: of any."""
 
     name: Ranks
-    allows: Callable[[str, int], bool]
+    below: Callable[[str], float]
     last: frozenset[str] = frozenset()
+    counts: frozenset[int] | None = None
 
 
-ANY: Final = Whom((b"", 0, 0, 0), lambda name, count: True)
+ANY: Final = Whom((b"", 0, 0, 0), lambda name: inf)
 """Anybody, for all ranks."""
 
 
@@ -178,23 +180,24 @@ class Peers:
         """Return how many of `digests` lead to the deepest boundary that some peer may resume, beyond
         `above` of them, and the peers that may, the best to ask first; (0, []) when there is none."""
         at, whom = self._at, whom or ANY
-        if not at:
-            return 0, []
-        for count in range(len(digests), above, -1):
-            mask = at.get(short(namespace, digests[count - 1]))
+        # What many told whom nobody may ask now is not looked at, boundary by boundary.
+        below = self._below(whom, now) if at else {}
+        ready = sum(1 << peer.bit for peer in below)
+        deepest = min(len(digests), max(below.values(), default=0) - 1)
+        for count in _down(int(deepest), above, whom.counts):
+            mask = at.get(short(namespace, digests[count - 1]), 0) & ready
             if mask:
-                peers = [
-                    peer
-                    for peer in self._all()
-                    if mask >> peer.bit & 1
-                    and peer.breaker.may_ask(now)
-                    and whom.allows(peer.name, count)
-                ]
+                peers = [peer for peer in below if mask >> peer.bit & 1 and count < below[peer]]
                 if peers:  # The same one is asked for the same prefix, as long as it does well.
                     return count, sorted(
                         peers, key=lambda peer: self._order(peer, digests[0], whom)
                     )
         return 0, []
+
+    def _below(self, whom: Whom, now: float) -> dict[Peer, float]:
+        """Return who may be asked now, and for less than how many blocks."""
+        peers = (peer for peer in self._all() if peer.names and peer.breaker.may_ask(now))
+        return {peer: below for peer in peers if (below := whom.below(peer.name))}
 
     def _order(self, peer: Peer, digest: bytes, whom: "Whom") -> tuple[bool, bool, bool, bytes]:
         """A node's memory is nearer than the pool. What a node had nothing of, it may have nothing of
@@ -224,6 +227,13 @@ class Peers:
         assert told == self._at
         bits = [peer.bit for peer in self._all()]
         assert len(set(bits)) == len(bits)
+
+
+def _down(deepest: int, above: int, of_use: frozenset[int] | None) -> Sequence[int]:
+    """Return the numbers of blocks to look at, the deepest first."""
+    if of_use is None:
+        return range(deepest, above, -1)
+    return sorted((count for count in of_use if above < count <= deepest), reverse=True)
 
 
 def _rank(name: str, digest: bytes) -> bytes:

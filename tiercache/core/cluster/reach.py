@@ -162,9 +162,8 @@ class Reach:
         def has_time(name: str) -> bool:
             return search.has_time(now, self._within_s(name))
 
-        def allows(name: str, count: int) -> bool:
-            of_use = search.ends is None or count * step in search.ends
-            return of_use and has_time(name) and search.allows(name, count, question.whole)
+        def below(name: str) -> float:
+            return search.below(name, question.whole) if has_time(name) else 0
 
         source = self._peers.get(question.source) if question.source else None
         if (
@@ -174,7 +173,11 @@ class Reach:
             and not search.has_asked(source.name)
         ):
             return len(digests), source
-        whom = Whom((shelf.digest, *search.seat), allows, search.last)
+        ends = search.ends
+        counts = (
+            frozenset(end // step for end in ends if end % step == 0) if ends is not None else None
+        )
+        whom = Whom((shelf.digest, *search.seat), below, search.last, counts)
         count, peers = self._peers.deepest(shelf.digest, digests, above, now, whom)
         return count, peers[0] if peers else None
 
