@@ -116,16 +116,17 @@ class Reach:
         """Like `ask`, but one search for all ranks and repetitions of a request: who asks while a
         question is under way waits for the same answer."""
         name = session.scoped(question.shelf, question.asked.request)
-        search = self._recent.get(name)
-        if search is None:
-            search = self._recent[name] = Search(now, Seat(session.ranks))
-            if len(self._recent) > self._books.limits.surveys_max:
-                self._recent.popitem(last=False)
+        search = self._recent.get(name) or Search(now, Seat(session.ranks))
         held = self._held.get(search.job)
         if held is not None:
             held.asked.append(question.asked)
             return True
-        return self.ask(search, question, now)
+        if not self.ask(search, question, now):
+            return False  # One that asked nobody has not begun: others may tell of the path later.
+        self._recent[name] = search
+        if len(self._recent) > self._books.limits.surveys_max:
+            self._recent.popitem(last=False)
+        return True
 
     def is_asking(self, search: Search) -> bool:
         """Whether a question of this search is under way."""
