@@ -179,3 +179,46 @@ def test_no_room_for_another_question_is_the_end(nodes: Nodes) -> None:
     assert isinstance(rig.later(third), cm.Surveyed)
     answered(nodes, first(nodes))
     assert planned(here, first_asked).boundary == 0
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_who_is_late_for_lack_of_time_is_not_ill(*, link: bool) -> None:
+    """Two were late; a third one had what they had left. `link`: the way there says it first."""
+    nodes = Nodes(**{name: Rig(clustered(peer_failures_max=1)) for name in "abcd"})
+    here = Client(nodes.rigs["a"], hybrid()).attach()
+    for name in "bcd":
+        told(here, name, 8)
+    asked, late, began = plan(here), [], here.rig.now
+    for _ in "bcd":
+        question = first(nodes)
+        late.append(question.peer)
+        here.rig.now += question.wait_s + 1e-9
+        if link:
+            here.rig.tell(cev.LocateEnded(question.job, 0, [], Fault.IO))
+        else:
+            here.rig.tell(ev.Tick())
+    assert planned(here, asked).boundary == 0
+    assert here.rig.now == pytest.approx(began + WAIT_S)
+    known = here.rig.machine.cluster.known(here.rig.now)
+    assert [known[name].health for name in late] == ["sick", "well", "well"]
+    assert here.rig.count("peer_asked", "failed" if link else "late") == 3
+    reach = here.rig.machine.cluster._reach
+    peers = [reach.peers.get(name) for name in late]
+    assert [peer.breaker.under_way for peer in peers if peer] == [0, 0, 0]
+
+
+def test_who_fails_at_once_is_ill_however_little_time_there_was(nodes: Nodes) -> None:
+    nodes.rigs["a"] = rig = Rig(clustered(peer_failures_max=1))
+    nodes.meet("a")
+    here = Client(rig, hybrid()).attach()
+    for name in "bc":
+        told(here, name, 8)
+    asked = plan(here)
+    question = first(nodes)
+    rig.now += 0.045
+    answered(nodes, question)
+    question = first(nodes)
+    assert question.wait_s == pytest.approx(0.005)
+    answered(nodes, question, Fault.IO)
+    assert planned(here, asked).boundary == 0
+    assert rig.machine.cluster.known(rig.now)[question.peer].health == "sick"

@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Shelf
@@ -21,6 +21,11 @@ from tiercache.core.worth import PROBE_EVERY, is_slower
 from tiercache.state import Layout, Record, Shard
 
 Asked: TypeAlias = PlanAsked | SurveyAsked | AgreeAsked
+
+
+FAIR_SHARE: Final = 0.25
+"""Who is late says nothing of itself if it had less than so much of what it may take: others took the
+time."""
 
 
 class Question(NamedTuple):
@@ -43,7 +48,8 @@ class Question(NamedTuple):
 
 class Held(NamedTuple):
     """Calls that wait, for which path, whom they wait for, and until when. `clears`: how often the shelf
-    had been cleared by then. `boundary`: where a request could go on without; -1 for a survey."""
+    had been cleared by then. `boundary`: where a request could go on without; -1 for a survey.
+    `fair`: there was time enough to tell who is ill."""
 
     asked: list[Asked]
     shelf: Shelf
@@ -54,6 +60,7 @@ class Held(NamedTuple):
     until: float
     boundary: int
     search: Search
+    fair: bool
 
 
 class Waited(NamedTuple):
@@ -201,6 +208,7 @@ class Reach:
             until,
             -1 if survey else question.boundary,
             search,
+            until - now >= FAIR_SHARE * self._within_s(peer.name),
         )
         books.out.append(
             Locate(
@@ -243,7 +251,9 @@ class Reach:
             and fits(record, layout, held.digests, start)
         ]
         failed = event.fault is not None or len(sound) < len(event.records)
-        if failed:
+        if event.fault is not None and now >= held.until:
+            _was_late(held, now)
+        elif failed:
             held.peer.breaker.failed(now)
         else:
             held.peer.breaker.succeeded()
@@ -284,12 +294,13 @@ class Reach:
         self._books.counters.add(name, outcome)
 
     def tick(self, now: float) -> list[Waited]:
-        """Return the calls whose time is up; a node that is late counts as one that failed."""
+        """Return the calls whose time is up; a node that is late counts as one that failed, if it had
+        time."""
         late = [job for job, held in self._held.items() if held.until <= now]
         calls: list[Waited] = []
         for job in late:
             held = self._held.pop(job)
-            held.peer.breaker.failed(now)
+            _was_late(held, now)
             self._count(held.peer, "late")
             calls += [Waited(asked, held.search) for asked in held.asked]
         return calls
@@ -316,6 +327,13 @@ class Reach:
         assert all(held.asked for held in self._held.values()), "a question of nobody"
         assert all(held.search.job == job for job, held in self._held.items()), "two at once"
         assert len(self._recent) <= self._books.limits.surveys_max
+
+
+def _was_late(held: Held, now: float) -> None:
+    if held.fair:
+        held.peer.breaker.failed(now)
+    else:
+        held.peer.breaker.withdrawn()
 
 
 def _is_of(record: Record, layout: Layout, seat: Seat) -> bool:
