@@ -10,10 +10,10 @@ from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
 from tiercache.core.cluster.gathering import RANKS_MAX, SPLIT_MAX, for_some
 from tiercache.core.cluster.walking import Sought, route_of
-from tiercache.state import Layout
+from tiercache.state import Kind, Layout
 from tiercache.testing.sim.asking import plan, planned
 from tiercache.testing.sim.pair import clustered
-from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved
+from tiercache.testing.sim.rig import BLOCK, TOKENS, Client, Rig, evict, hybrid, part, saved
 from tiercache.testing.sim.seated import RANKS
 from tiercache.testing.sim.twin_engines import engine_of
 from tiercache.testing.sim.twinned import Twinned, save, twinned
@@ -57,6 +57,38 @@ def test_an_engine_on_one_node_gathers_what_one_on_two_has(twins: Twinned) -> No
     for rank in ranks:
         wanted = [rank.wanted(chain, part, 16) for part in (0, 1, 2)]
         assert None not in rank.rig.ask(rank.fetching("get", wanted), cm.Fetched).pieces
+
+
+@pytest.mark.parametrize("begun", [0, 4, 8])
+def test_models_that_have_only_blocks_are_gathered_too(begun: int) -> None:
+    """Also when the beginning is here, or at one of them whole: what is given is no news."""
+    twins, layout = twinned(), Layout((part("kv", Kind.KV, None, BLOCK, RANKS),), BLOCK)
+    save(engine_of(twins.nodes, ("a1", "a2"), layout, (RANKS, 2)).ranks, 16)
+    ranks = on_one_node(twins, RANKS, layout)
+    if begun:
+        save(ranks, begun)
+    twins.gossip()
+    assert resumed(twins, ranks[0]) == 16
+    assert twins.nodes.pull("b1") == RANKS * (16 - begun) // BLOCK
+    loading = ranks[0].loading("r")
+    assert ranks[0].rig.ask(loading, cm.Loaded).boundary == 16
+
+
+def test_a_state_for_all_does_not_hide_what_some_have_deeper(twins: Twinned) -> None:
+    """The asker has all blocks up to 8, not the states there: those go with what is deeper."""
+    strays = [Client(twins.rig("a1"), hybrid(4), ranks=RANKS, rank=at).attach() for at in (2, 3)]
+    save([*strays, *twins.one[:2]], 8)
+    (head, *_) = on_one_node(twins, RANKS)
+    head.save("s", head.offers(head.chain(TOKENS), 8, parts=["kv"]))
+    plan(head)
+    (question,) = head.rig.take(ccm.Locate)
+    answer = twins.nodes.ask("b1", msgspec.structs.replace(question, peer="a1"))
+    assert answer is not None
+    assert (question.whole, answer.boundary) == (8, 16)
+    found = sorted((r.end, r.key.part, r.key.shard.start) for r in answer.records)
+    states = [(8, part, rank) for part in ("conv", "recurrent") for rank in range(RANKS)]
+    deep = [(16, part, rank) for part in ("conv", "recurrent") for rank in (0, 1)]
+    assert found == sorted([*states, *deep, (12, "kv", 0), (16, "kv", 0)])
 
 
 def test_what_one_has_alone_is_no_boundary(twins: Twinned) -> None:

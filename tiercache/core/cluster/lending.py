@@ -177,10 +177,15 @@ def _is_seat(asked: LocateAsked) -> bool:
 
 
 def _best(route: Route, asked: LocateAsked, *, in_host: bool) -> Found:
+    """Return the deepest boundary of use. One that is no deeper than what the asker has already does not
+    hide what some ranks have: it goes with that."""
     found = for_all(route, asked.ranks, in_host=in_host)
-    if found.position < 0 and asked.some:
-        return for_some(route, asked.ranks, in_host=in_host)
-    return found
+    if not asked.some or (found.position >= 0 and route.positions[found.position] > route.given):
+        return found
+    some = for_some(route, asked.ranks, in_host=in_host)
+    if some.position <= found.position:
+        return found
+    return Found(some.position, list(dict.fromkeys([*found.items, *some.items])))
 
 
 def _lacked(route: Route, asked: LocateAsked, found: Found) -> list[Item]:
