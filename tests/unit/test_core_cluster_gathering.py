@@ -204,6 +204,27 @@ def test_no_more_ranks_are_looked_at_one_by_one_than_may_be() -> None:
     assert len(found.items) == 2 * RANKS_MAX + 1, "one of KV, for all"
 
 
+@pytest.mark.parametrize(("looks", "looked_at"), [(100, 4), (8, 2), (4, 1), (1, 1)])
+def test_of_a_long_prompt_fewer_ranks_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, looks: int, looked_at: int
+) -> None:
+    """Whoever asks names as many blocks as a message holds."""
+    monkeypatch.setattr("tiercache.core.cluster.gathering.LOOKS_MAX", looks)
+    rig = Rig(clustered())
+    rig.tell(cev.StandingHeld(inf))
+    ranks = [Client(rig, hybrid(4), ranks=RANKS, rank=at).attach() for at in range(RANKS)]
+    save(ranks, 16)
+    chain = ranks[0].chain(TOKENS)
+    shelf = rig.machine._books.catalog.shelves[ranks[0].namespace.digest]
+    sought = Sought("r", list(chain.digests[1:]), 20, RANKS, ("native",), reshard=False)
+    found = for_some(route_of(shelf, hybrid(4), sought), RANKS, in_host=True)
+    assert found.position == 3
+    states = {item.slot.shard for item in found.items if item.slot.part == "recurrent"}
+    assert len(states) == looked_at
+    other = sought._replace(digests=[bytes(32)], limit=4)
+    assert for_some(route_of(shelf, hybrid(4), other), RANKS, in_host=True).position == -1
+
+
 def test_finer_ways_end_somewhere() -> None:
     """Whoever asks names any number of ranks; few engines have that many."""
     layout = hybrid(4 * SPLIT_MAX)

@@ -13,6 +13,9 @@ from tiercache.state import Shard
 RANKS_MAX: Final = 16
 """Ranks that are looked at one by one."""
 
+LOOKS_MAX: Final = 131_072
+"""Positions that are looked at for all of those together; one rank's way is looked at whole."""
+
 SPLIT_MAX: Final = 256
 """Finer ways to split than into so many are not looked for."""
 
@@ -38,7 +41,8 @@ def for_all(route: Route, ranks: int, *, in_host: bool) -> Found:
 def for_some(route: Route, ranks: int, *, in_host: bool) -> Found:
     """Return what is deepest of what any of the ranks that count could resume, and all that those rest on
     that can resume there. Afterwards no ranks count on the route."""
-    ways = list(islice(_ways(route, ranks), RANKS_MAX))
+    looks = LOOKS_MAX // max(1, len(route.positions))
+    ways = list(islice(_ways(route, ranks), max(1, min(RANKS_MAX, looks))))
     best, items = -1, dict[Item, None]()
     for asker in ways:
         route.here = (asker.rank, asker.rank + 1)
