@@ -8,6 +8,7 @@ from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Item, Shelf, Status
 from tiercache.core.cluster.agreeing import AGREED_S_MAX
 from tiercache.core.cluster.reach import Question, Reach
+from tiercache.core.cluster.walking import in_place
 from tiercache.core.commands import Fetched, Loaded, Planned, Refused
 from tiercache.core.events import FetchAsked, LoadAsked, PlanAsked, Tail
 from tiercache.core.filling import Filling
@@ -150,7 +151,12 @@ class Planning:
         digests = asked.digests[: asked.limit // route.layout.block_tokens]
         whole = partial(route.whole, session)
         boundary = _at(route, position)
-        question = Question(asked, route.shelf, digests, 0, boundary, whole, asked.source)
+
+        def kept() -> list[Item]:
+            rests_on = route.chosen(session, position, all_ranks=True)
+            return in_place(route.layout, route.entries, rests_on)
+
+        question = Question(asked, route.shelf, digests, 0, boundary, whole, kept, asked.source)
         return self._reach.ask(route.search, question, now)
 
     def reached(self, asked: PlanAsked, now: float, found: Search | frozenset[bytes]) -> None:

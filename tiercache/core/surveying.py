@@ -6,7 +6,7 @@ from itertools import compress, takewhile
 from tiercache.core.books import Books, Session
 from tiercache.core.catalog import Entry, Item, Shelf
 from tiercache.core.cluster.reach import Question, Reach
-from tiercache.core.cluster.walking import Sought, route_of
+from tiercache.core.cluster.walking import Sought, in_place, route_of
 from tiercache.core.commands import Refused, Surveyed
 from tiercache.core.events import SurveyAsked
 from tiercache.core.filling import Filling
@@ -85,7 +85,11 @@ class Surveying:
             held = route_of(shelf, layout, sought).whole(session)
             return start + held if held else 0
 
-        question = Question(asked, shelf, asked.digests, start, boundary, whole)
+        def kept() -> list[Item]:
+            deepest = boundary // layout.block_tokens - 1
+            return in_place(layout, path.entries, path.needed(deepest) if deepest >= 0 else ())
+
+        question = Question(asked, shelf, asked.digests, start, boundary, whole, kept)
         return self._reach.ask_once(session, question, now)
 
     def reached(self, asked: SurveyAsked, now: float) -> None:

@@ -12,7 +12,7 @@ from tiercache.core.cluster.commands import Agreed
 from tiercache.core.cluster.events import AgreeAsked
 from tiercache.core.cluster.lending import Lending
 from tiercache.core.cluster.reach import Question, Reach
-from tiercache.core.cluster.walking import Asker, is_sound
+from tiercache.core.cluster.walking import Asker, in_place, is_sound
 from tiercache.core.events import Capture, PlanAsked
 from tiercache.core.route import Route
 from tiercache.core.search import Search, Seat
@@ -90,12 +90,18 @@ class Assenting:
         if not asked.care.store or not self._reach.is_open:
             return False
         asker, wanted = Asker(asked.ranks, asked.first), frozenset(asked.ends)
-        held = (route.positions[at] for at in route.resumable(asker, route.deepest_known()))
-        boundary = next((end for end in held if end in wanted), 0)
+        held = route.resumable(asker, route.deepest_known())
+        position = next((at for at in held if route.positions[at] in wanted), -1)
+        boundary = route.positions[position] if position >= 0 else 0
         deepest = min(max(wanted, default=0), asked.limit)
         digests = asked.digests[: deepest // route.layout.block_tokens]
         whole = partial(route.whole, asker)
-        question = Question(asked, route.shelf, digests, 0, boundary, whole)
+
+        def kept() -> list[Item]:
+            rests_on = route.chosen(asker, position, all_ranks=True)
+            return in_place(route.layout, route.entries, rests_on)
+
+        question = Question(asked, route.shelf, digests, 0, boundary, whole, kept)
         return self._reach.ask(search, question, now)
 
     def _ends(self, asked: AgreeAsked, plan: PlanAsked, route: Route, now: float) -> list[int]:

@@ -179,7 +179,9 @@ class Cluster:
     def in_jobs(self) -> Iterator[Item]:
         """Yield each item once for everything here that uses it."""
         deposits = self._reach.deposits.in_jobs()
-        return chain(self._pulling.in_jobs(), self._lending.in_jobs(), deposits)
+        return chain(
+            self._pulling.in_jobs(), self._lending.in_jobs(), self._reach.in_jobs(), deposits
+        )
 
     def version_of(self, peer: str) -> int:
         """See `Reach.version`."""

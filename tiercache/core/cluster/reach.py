@@ -1,12 +1,12 @@
 """Plans and surveys that wait for what another node says."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 from tiercache.core.books import Books, Session
-from tiercache.core.catalog import Shelf
+from tiercache.core.catalog import Item, Shelf
 from tiercache.core.cluster.agreeing import Agreeing
 from tiercache.core.cluster.commands import Locate
 from tiercache.core.cluster.depositing import Depositing
@@ -33,7 +33,8 @@ class Question(NamedTuple):
 
     `digests`: of consecutive whole blocks, which `start` tokens come before, -1 when nobody knows;
     `boundary` counts from there. `whole()` says how many tokens of the prompt need not be sent, since all
-    ranks that count have them.
+    ranks that count have them; `kept()`, what it could go on from here: that stays in place meanwhile, also
+    while room is made for what comes.
     `source`: a node to ask whatever it has told.
     """
 
@@ -43,13 +44,14 @@ class Question(NamedTuple):
     start: int
     boundary: int
     whole: Callable[[], int]
+    kept: Callable[[], list[Item]]
     source: str = ""
 
 
 class Held(NamedTuple):
     """Calls that wait, for which path, whom they wait for, and until when. `clears`: how often the shelf
     had been cleared by then. `boundary`: where a request could go on without; -1 for a survey.
-    `fair`: there was time enough to tell who is ill."""
+    `fair`: there was time enough to tell who is ill. `kept`: what stays in place."""
 
     asked: list[Asked]
     shelf: Shelf
@@ -61,6 +63,7 @@ class Held(NamedTuple):
     boundary: int
     search: Search
     fair: bool
+    kept: list[Item]
 
 
 class Waited(NamedTuple):
@@ -127,6 +130,7 @@ class Reach:
         held = self._held.get(search.job)
         if held is not None:
             held.asked.append(question.asked)
+            held.kept.extend(self._keep(question))
             return True
         if not self.ask(search, question, now):
             return False  # One that asked nobody has not begun: others may tell of the path later.
@@ -209,6 +213,7 @@ class Reach:
             -1 if survey else question.boundary,
             search,
             until - now >= FAIR_SHARE * self._within_s(peer.name),
+            self._keep(question),
         )
         books.out.append(
             Locate(
@@ -230,6 +235,16 @@ class Reach:
                 wait_s=until - now,
             )
         )
+
+    def _keep(self, question: Question) -> list[Item]:
+        items = question.kept()
+        self._books.look_at(items)
+        return items
+
+    def in_jobs(self) -> Iterator[Item]:
+        """Yield each item once for every call that waits and could go on from it."""
+        for held in self._held.values():
+            yield from held.kept
 
     def located(self, event: LocateEnded, now: float) -> list[Waited]:
         """Take in what a node said; return the calls that waited for it, [] when none does any more."""
@@ -275,6 +290,7 @@ class Reach:
             search.over()
         elif event.fault is None and not declined:
             self.pulling.start(shelf, held.peer, sound, now)
+        self._books.let_go_of(held.kept)
         return [Waited(asked, search) for asked in held.asked]
 
     def _declines(self, held: Held, boundary: int, records: list[Record]) -> bool:
@@ -301,6 +317,7 @@ class Reach:
         for job in late:
             held = self._held.pop(job)
             _was_late(held, now)
+            self._books.let_go_of(held.kept)
             self._count(held.peer, "late")
             calls += [Waited(asked, held.search) for asked in held.asked]
         return calls
@@ -316,6 +333,7 @@ class Reach:
             if not held.asked:
                 del self._held[job]
                 held.peer.breaker.withdrawn()
+                self._books.let_go_of(held.kept)
 
     def check(self) -> None:
         """Raise AssertionError if the books of this do not add up."""

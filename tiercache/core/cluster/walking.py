@@ -1,10 +1,10 @@
 """The way of a prompt that another node asks about, through what this node holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from tiercache.core.books import Books
-from tiercache.core.catalog import Shelf
+from tiercache.core.catalog import Entry, Item, Shelf
 from tiercache.core.events import Capture, PlanAsked
 from tiercache.core.route import Route
 from tiercache.state import Layout
@@ -109,6 +109,19 @@ def route_of(
     )
     route.walk(plan, prompt.limit)
     return route
+
+
+def in_place(layout: Layout, entries: Iterable[Entry], items: Iterable[Item]) -> list[Item]:
+    """Return what a prompt could go on from, as far as it is in memory or on its way there: all blocks of
+    parts that need all of theirs, at these entries, and those of `items`."""
+    runs = {part.name for part in layout.parts if part.window is None}
+    found = dict.fromkeys(item for item in items if item.host or item.target)
+    for entry in entries:
+        there = entry.host | entry.coming
+        found |= dict.fromkeys(
+            item for bit, item in entry.items.items() if there >> bit & 1 and item.slot.part in runs
+        )
+    return list(found)
 
 
 def _start(shelf: Shelf, layout: Layout, digests: Sequence[bytes]) -> int:
