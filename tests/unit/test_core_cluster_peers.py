@@ -178,6 +178,10 @@ def test_of_two_each_is_asked_for_less_than_it_lacked() -> None:
     assert (count, [peer.name for peer in found]) == (2, ["b"])
     count, found = peers.deepest(SPACE, digests[:1], 0, 0, whom)
     assert (count, len(found)) == (1, 2)
+    told(peers, "b", digests[:1])
+    told(peers, "a", digests[1:])
+    count, found = peers.deepest(SPACE, digests, 0, 0, whom)
+    assert (count, [peer.name for peer in found]) == (1, ["b"])
 
 
 def told(peers: Peers, name: str, digests: list[bytes]) -> None:
