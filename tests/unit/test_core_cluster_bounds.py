@@ -222,3 +222,18 @@ def test_who_fails_at_once_is_ill_however_little_time_there_was(nodes: Nodes) ->
     answered(nodes, question, Fault.IO)
     assert planned(here, asked).boundary == 0
     assert rig.machine.cluster.known(rig.now)[question.peer].health == "sick"
+
+
+def test_a_survey_that_asked_nobody_asks_when_it_comes_again(nodes: Nodes, here: Client) -> None:
+    """An engine surveys a request that waits in its queue more than once."""
+    digests = here.chain(TOKENS).digests[1:]
+    assert here.survey("s", digests) == [b""] * 3
+    here.rig.wait(1.0)
+    saved(at(nodes, "b"), 8)
+    nodes.gossip("b")
+    asked = here.surveying("s", digests)
+    assert here.rig.later(asked) is None
+    answered(nodes, first(nodes))
+    found = here.rig.answers[here.session, asked.call]
+    assert isinstance(found, cm.Surveyed)
+    assert found.held == [b"\1\1", b"\0\1", b"\0\1"]

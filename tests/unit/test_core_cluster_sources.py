@@ -259,7 +259,11 @@ def test_what_a_survey_was_given_counts_from_the_beginning_too(nodes: Nodes, her
     assert (here.session, asked.call) in here.rig.answers
 
 
-def test_what_one_sends_too_slowly_another_may_send_faster(nodes: Nodes, here: Client) -> None:
+@pytest.mark.parametrize("said", [8, 1 << 50])
+def test_what_one_sends_too_slowly_another_may_send_faster(
+    nodes: Nodes, here: Client, said: int
+) -> None:
+    """Also if it says that it spares more than was asked for."""
     for name in "bc":
         saved(at(nodes, name), 8)
         nodes.gossip(name)
@@ -271,7 +275,9 @@ def test_what_one_sends_too_slowly_another_may_send_faster(nodes: Nodes, here: C
     slow.pace.started(64 * MIB, here.rig.now)
     slow.pace.ended(64 * MIB, 64 * MIB, here.rig.now + 1e6)
     machine._books.catalog.shelves[here.namespace.digest].prefill_tokens_per_s = 1e6
-    answered(nodes, question)
+    there = nodes.ask("a", question)
+    assert there is not None
+    nodes.answer("a", question.job, ccm.Located(said, there.records))
     assert here.rig.count("peer_asked", "slower") == 1
     second = first(nodes)
     assert second.peer != question.peer

@@ -339,20 +339,6 @@ def test_a_namespace_that_cannot_be_opened_again_refuses(nodes: Nodes) -> None:
     assert isinstance(answer, cm.Refused)
 
 
-def test_a_survey_that_asked_nobody_asks_when_it_comes_again(
-    nodes: Nodes, here: Client, there: Client
-) -> None:
-    """An engine surveys a request that waits in its queue more than once."""
-    assert here.survey("s", path(here)) == NOTHING
-    here.rig.wait(1.0)
-    saved(there, 8)
-    nodes.gossip("b")
-    asked = here.surveying("s", path(here))
-    assert here.rig.later(asked) is None
-    nodes.locate("a")
-    assert found(here, asked) == [b"\1\1", b"\0\1", b"\0\1"]
-
-
 def test_a_node_alone_asks_nobody() -> None:
     client = Client(Rig(small()), hybrid()).attach()
     assert client.survey("s", path(client)) == NOTHING

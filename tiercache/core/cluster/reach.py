@@ -281,7 +281,7 @@ class Reach:
             search.fell_short(held.peer.name, start + deepest, below)
         if not failed and search.seat.stop:
             held.peer.lacks((shelf.digest, *search.seat), nothing=not sound)
-        declined = not failed and self._declines(held, event.boundary, sound)
+        declined = not failed and self._declines(held, deepest, sound)
         outcome = "failed" if failed else "found" if sound else "not_found"
         self._count(held.peer, "slower" if declined else outcome)
         # What was there before a clear may be on its way until after it.
