@@ -133,6 +133,8 @@ class HostArena:
         os.fchmod(descriptor, 0o400)
         self._readable.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
         mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED)
+        with suppress(OSError):  # A kernel without huge pages.
+            mapping.madvise(mmap.MADV_HUGEPAGE)
         self._maps.append(mapping)
         self._views.append(memoryview(mapping))
 
