@@ -134,6 +134,27 @@ def test_what_one_sent_stays_while_the_next_one_is_asked(parts: set[str]) -> Non
     assert loaded(here).boundary == 16
 
 
+@pytest.mark.parametrize("end", ["agreed", "late", "closed"])
+def test_what_nodes_agree_on_stays_until_they_have(end: str) -> None:
+    """Others need the room meanwhile."""
+    nodes = Nodes(b1=Rig(clustered()), b2=Rig(clustered()))
+    twins = Twinned(nodes, [], on(nodes, "b1", "b2"))
+    save(twins.other, 8, 16)
+    asked, rig = plan(twins.head), twins.rig("b1")
+    assert evict(rig).objects == 4, "the states at 8"
+    if end == "agreed":
+        twins.agree()
+        assert planned(twins.head, asked).boundary == 16
+        twins.head.release("r")
+    elif end == "late":
+        rig.wait(0.06)
+        assert planned(twins.head, asked).boundary == 0
+    else:
+        twins.head.close()
+    assert evict(rig).objects == 4 + 4
+    assert rig.gauge("objects", "host") == 0
+
+
 # --- it ends with the question
 
 

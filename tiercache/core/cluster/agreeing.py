@@ -6,15 +6,15 @@ not answer in time, or is not there, has none. What was agreed on is of one prom
 what was cleared since is asked about again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from tiercache.core.books import Books, Session
-from tiercache.core.catalog import Shelf
+from tiercache.core.catalog import Item, Shelf
 from tiercache.core.cluster.commands import Agree
 from tiercache.core.cluster.events import AgreeEnded
 from tiercache.core.cluster.peers import Peer, Peers
-from tiercache.core.cluster.walking import storable
+from tiercache.core.cluster.walking import in_place, storable
 from tiercache.core.events import PlanAsked
 from tiercache.core.route import Route, terms_of
 from tiercache.core.search import SEATED_SHARE, Search
@@ -36,9 +36,9 @@ class Agreement(NamedTuple):
 
 class _Round:
     """One plan, and the nodes that have not answered yet. `clears`: how often the shelf had been cleared
-    by then."""
+    by then. `kept`: what the deepest boundary rests on, in place until it is over."""
 
-    __slots__ = ("asked", "clears", "ends", "left", "over", "shelf", "until")
+    __slots__ = ("asked", "clears", "ends", "kept", "left", "over", "shelf", "until")
 
     def __init__(self, asked: PlanAsked, shelf: Shelf, ends: frozenset[int], until: float) -> None:
         self.asked = asked
@@ -47,6 +47,7 @@ class _Round:
         self.ends = ends
         self.left = 0
         self.until = until
+        self.kept: list[Item] = []
         self.over = not ends  # Nobody waits for it: the others are told of the prompt all the same.
 
 
@@ -87,13 +88,18 @@ class Agreeing:
             return False
         step = route.layout.block_tokens
         deepest = route.deepest_known()
-        found = (route.positions[at] for at in route.resumable(session, deepest))
-        ends = _some([end for end in found if end % step == 0])
+        resumable = route.resumable(session, deepest)
+        found = [at for at in resumable if route.positions[at] % step == 0]
+        ends = _some([route.positions[at] for at in found])
         peers = self._ready(elsewhere, now)
         if len(self._rounds) + len(peers) > limits.pulls_max:
             return False
         whole = frozenset(ends if len(peers) == len(elsewhere) else ())
         held = _Round(asked, route.shelf, whole, until)
+        if not held.over:
+            rests_on = route.chosen(session, found[0], all_ranks=True)
+            held.kept = in_place(route.layout, (), rests_on)
+            self._books.look_at(held.kept)
         for peer, seat in peers:
             self._send(session, held, route, (peer, seat), until - now)
         return not held.over
@@ -157,8 +163,19 @@ class Agreeing:
         held.ends &= frozenset(event.ends if event.fault is None else ())
         if held.over or (held.left and held.ends):
             return []
-        held.over = True
+        self._end(held)
         return [Agreement(held.asked, self._digests(held))]
+
+    def _end(self, held: _Round) -> None:
+        """Nobody waits for a round any more."""
+        held.over = True
+        kept, held.kept = held.kept, []
+        self._books.let_go_of(kept)
+
+    def in_jobs(self) -> Iterator[Item]:
+        """Yield each item once for every plan that waits and rests on it."""
+        for held in {held for _, held in self._rounds.values()}:
+            yield from held.kept
 
     def _digests(self, held: _Round) -> frozenset[bytes]:
         """Return what a round agreed on; nothing, if what is here now is not what was asked about."""
@@ -176,7 +193,7 @@ class Agreeing:
             peer.breaker.failed(now)
             self._count("late")
             if not held.over:
-                held.over = True
+                self._end(held)
                 agreements.append(Agreement(held.asked, frozenset()))
         return agreements
 
@@ -190,7 +207,8 @@ class Agreeing:
     def close(self, session: int) -> None:
         """The session is gone: none of its plans is answered any more."""
         for _, held in self._rounds.values():
-            held.over |= held.asked.session == session
+            if held.asked.session == session:
+                self._end(held)
 
     def check(self) -> None:
         """Raise AssertionError if the books of this do not add up."""

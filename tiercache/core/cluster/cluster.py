@@ -179,9 +179,8 @@ class Cluster:
     def in_jobs(self) -> Iterator[Item]:
         """Yield each item once for everything here that uses it."""
         deposits = self._reach.deposits.in_jobs()
-        return chain(
-            self._pulling.in_jobs(), self._lending.in_jobs(), self._reach.in_jobs(), deposits
-        )
+        asked = chain(self._reach.in_jobs(), self._reach.agreeing.in_jobs())
+        return chain(self._pulling.in_jobs(), self._lending.in_jobs(), asked, deposits)
 
     def version_of(self, peer: str) -> int:
         """See `Reach.version`."""
