@@ -142,7 +142,10 @@ def _node(
         home,
         host={"bytes": "768MiB", "segment_bytes": "256MiB"},
         nvme={"path": ""},
-        policy={"retention": "dense"},
+        policy={
+            "retention": "dense",
+            "eviction": "lru",
+        },  # Each prompt comes once: the last ones stay.
         cluster={
             "name": "bench",
             "node": name,
