@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from tests.unit.sources import WAIT_S, answered, at, first, three, told
 from tiercache.core import commands as cm
 from tiercache.core.cluster import commands as ccm
 from tiercache.core.cluster import events as cev
@@ -10,50 +11,19 @@ from tiercache.core.cluster.peers import POOL
 from tiercache.core.limits import MIB
 from tiercache.core.search import Search, Seat
 from tiercache.errors import Fault
-from tiercache.state.names import short
 from tiercache.testing.sim.asking import loaded, plan, planned
 from tiercache.testing.sim.pair import Nodes, clustered
 from tiercache.testing.sim.rig import TOKENS, Client, Rig, evict, hybrid, saved
 
-WAIT_S = 0.05
-OTHERS = "bcdefgh"
-
 
 @pytest.fixture
 def nodes() -> Nodes:
-    """Node a, and two others."""
-    return Nodes(a=Rig(clustered()), b=Rig(clustered()), c=Rig(clustered()))
+    return three()
 
 
 @pytest.fixture
 def here(nodes: Nodes) -> Client:
-    return Client(nodes.rigs["a"], hybrid()).attach()
-
-
-def at(nodes: Nodes, name: str) -> Client:
-    return Client(nodes.rigs[name], hybrid()).attach()
-
-
-def first(nodes: Nodes) -> ccm.Locate:
-    """Return the one question that is under way."""
-    (question,) = nodes.rigs["a"].take(ccm.Locate)
-    return question
-
-
-def answered(nodes: Nodes, question: ccm.Locate, fault: Fault | None = None) -> ccm.Located:
-    answer = nodes.ask("a", question)
-    assert answer is not None
-    nodes.answer("a", question.job, answer, fault)
-    return answer
-
-
-def told(client: Client, peer: str, *ends: int, version: int = 1) -> None:
-    """Have a node told that another one could resume the prompt at these boundaries, true or not."""
-    digests = client.chain(TOKENS).digests
-    names = [short(client.namespace.digest, digests[end // 4]) for end in ends]
-    since = client.rig.machine.cluster.version_of(peer)
-    boot = "" if peer == POOL else "1"
-    client.rig.tell(cev.PeerTold(peer, boot, version, True, names, [], since))
+    return at(nodes, "a")
 
 
 # --- one has not what it told, another has
