@@ -9,6 +9,7 @@ import pytest
 
 from tiercache.client import Client, Options
 from tiercache.testing import toy
+from tiercache.testing.etcd import EtcdServer
 from tiercache.testing.nodes import START_S, Launcher, NewClient, NewNode, NodeProcess, Table
 
 
@@ -18,6 +19,15 @@ def launcher() -> Iterator[Launcher]:
     made = Launcher()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A real etcd that serves, for the tests of one file."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture

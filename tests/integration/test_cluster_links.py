@@ -18,14 +18,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.fixture
 def ways() -> Iterator[Callable[..., Gate]]:
     """Make ways to a port of node a: `ways(port, delay_s=...)`."""

@@ -23,14 +23,6 @@ SEATS = Scope(all_ranks=True, seats=(RanksOf("", 0, 1), RanksOf("b", 1, 2)))
 _requests = count(1)
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.fixture
 def town(etcd: EtcdServer) -> Iterator[Town]:
     with ExitStack() as closing:

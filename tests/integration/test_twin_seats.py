@@ -24,14 +24,6 @@ NAMES = ("a1", "a2", "b1", "b2")
 _requests = count(1)
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    server.start()
-    yield server
-    server.kill()
-
-
 @pytest.fixture
 def town(etcd: EtcdServer) -> Iterator[Town]:
     with ExitStack() as closing:

@@ -81,7 +81,7 @@ class PinRows(msgspec.Struct, frozen=True):
 
 class ShareRow(msgspec.Struct, frozen=True):
     """One tenant: its shares, what they are in bytes, what it takes, what became of its offers. `common`:
-    the cluster says what it may take."""
+    the cluster says so of one tier, or both."""
 
     tenant: str
     host: float

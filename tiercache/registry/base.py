@@ -13,7 +13,7 @@ NAME_CHARACTERS_MAX = 128
 TENANT = re.compile("-|[0-9a-f]{8}")
 """A tenant's label: nobody writes a salt down."""
 
-Part: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Portion: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +34,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
     """The part of each tier that a tenant may take on every node, 0 to 1. None: what the node says."""
 
-    host: Part | None = None
-    nvme: Part | None = None
+    host: Portion | None = None
+    nvme: Portion | None = None
 
     def changed(self, change: "TenantShare") -> "TenantShare":
         """Return this share with what `change` says of it."""

@@ -127,9 +127,8 @@ class PoolService:
                 await self._refresh(following, namespace)
             except StorageFault as fault:
                 failed = fault
-                if (
-                    fault.fault is Fault.IO
-                ):  # The others would wait for as long, and come first next.
+                if fault.fault is Fault.IO:
+                    # The others would wait for as long; they come first the next time.
                     self._first = after
                     break
         if not following.is_tidy and (self._tidying is None or self._tidying.done()):
@@ -210,11 +209,13 @@ class PoolService:
         if found.missed and self._retracting < RETRACTING_MAX:
             within_s = self._settings.transfer_s_max
             self._retracting += 1
-            with contextlib.suppress(StorageFault):  # The next one who misses it tries again.
-                await self._in_thread(
-                    "tidy", errands.retract, store, command, found.missed, within_s
-                )
-            self._retracting -= 1
+            try:
+                with contextlib.suppress(StorageFault):  # The next one who misses it tries again.
+                    await self._in_thread(
+                        "tidy", errands.retract, store, command, found.missed, within_s
+                    )
+            finally:
+                self._retracting -= 1
 
     async def _pull(self, store: SealedStore, following: Following, command: cm.Pull) -> None:
         until = time.monotonic() + self._settings.transfer_s_max
