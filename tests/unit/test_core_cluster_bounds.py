@@ -172,7 +172,7 @@ def test_who_is_late_for_lack_of_time_is_not_ill(*, link: bool) -> None:
     assert here.rig.now == pytest.approx(began + WAIT_S)
     known = here.rig.machine.cluster.known(here.rig.now)
     assert [known[name].health for name in late] == ["sick", "well", "well"]
-    assert here.rig.count("peer_asked", "failed" if link else "late") == 3
+    assert here.rig.count("peer_asked", "late") == 3, "whoever noticed it first"
     reach = here.rig.machine.cluster._reach
     peers = [reach.peers.get(name) for name in late]
     assert [peer.breaker.under_way for peer in peers if peer] == [0, 0, 0]

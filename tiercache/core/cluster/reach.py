@@ -266,7 +266,8 @@ class Reach:
             and fits(record, layout, held.digests, start)
         ]
         failed = event.fault is not None or len(sound) < len(event.records)
-        if event.fault is not None and now >= held.until:
+        late = event.fault is not None and now >= held.until
+        if late:
             _was_late(held, now)
         elif failed:
             held.peer.breaker.failed(now)
@@ -282,7 +283,9 @@ class Reach:
         if not failed and search.seat.stop:
             held.peer.lacks((shelf.digest, *search.seat), nothing=not sound)
         declined = not failed and self._declines(held, deepest, sound)
-        outcome = "failed" if failed else "found" if sound else "not_found"
+        outcome = "found" if sound else "not_found"
+        if failed:
+            outcome = "late" if late else "failed"
         self._count(held.peer, "slower" if declined else outcome)
         # What was there before a clear may be on its way until after it.
         current = self._books.catalog.shelves.get(shelf.digest) is shelf
